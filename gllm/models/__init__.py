@@ -1,0 +1,1 @@
+"""Models, their registry and their loader."""
