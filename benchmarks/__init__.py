@@ -1,0 +1,1 @@
+"""Benchmarks: an open-loop client for OpenAI-compatible servers, its workloads and its result lines."""

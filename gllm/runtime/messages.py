@@ -1,0 +1,169 @@
+"""Control messages between processes: dataclasses, encoded with msgspec, sent over ZeroMQ.
+
+A message travels as two frames, its type's name and its body; pixels follow as further raw frames.
+Bulk tensors take other roads: torch.distributed between stages, the embedding channel from encoders.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from gllm.core.batch import BatchResult, Chunk, GrownSequence, NewSequence, Sample
+from gllm.core.effects import (
+    EncodeItems,
+    ItemReleased,
+    PrefillDone,
+    RequestFailed,
+    RequestFinished,
+    SkipItems,
+)
+from gllm.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class AddRequest:
+    """API server -> driver: a new request; its items' pixels go elsewhere. hashes as in ItemHash."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """API server -> driver: nobody waits for this request any more (reason: abort, stop, timeout)."""
+
+    request_id: str
+    reason: str = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemHash:
+    """API server -> driver: content hash of an item (only with prefix caching)."""
+
+    request_id: str
+    item: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ItemFailed:
+    """API server -> driver: an item can't be fetched, decoded or encoded; its request ends."""
+
+    request_id: str
+    item: int
+    status: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreditsShort:
+    """API server -> driver: the first request in the encoder queue waits for embedding memory."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FlushCache:
+    """API server -> driver: forget all cached prefixes that nobody uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetStats:
+    """API server -> driver: answer with Stats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """To any rank: finish the current step and exit with code 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelBatch:
+    """API server -> item executor: resized uint8 pixels, one raw frame [H, W, 3] per item behind it.
+
+    grids: (t, h, w) in patches, so H = 14 h and W = 14 w. One item each for items, attempts, grids.
+    """
+
+    batch_id: int
+    request_id: str
+    items: tuple[int, ...]
+    attempts: tuple[int, ...]
+    grids: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """Rank or encoder -> API server: loaded and waiting; the driver adds what the deployment can hold."""
+
+    name: str
+    pid: int
+    num_kv_blocks: int = 0
+    num_kv_tokens: int = 0
+    max_model_len: int = 0
+    embedding_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """Rank -> API server: it can't start or go on; message is one line that says what to do."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Driver -> API server: counters and gauges by name, for /metrics and /server_info."""
+
+    gauges: dict[str, float]
+    counters: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBatch:
+    """Driver -> every other rank: a micro-batch without token ids and embeddings (the delta schedule).
+
+    prompts: token ids of sequences whose sampler needs a history; sent to the last stage only.
+    """
+
+    batch_id: int
+    chunks: tuple[Chunk, ...]
+    num_decodes: int
+    samples: tuple[Sample, ...]
+    new: tuple[NewSequence, ...]
+    grown: tuple[GrownSequence, ...]
+    finished: tuple[int, ...]
+    copies: tuple[tuple[int, int], ...]
+    prompts: dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StageEncode:
+    """Driver -> its TP followers: encode these items together; pixels come by broadcast in the TP group."""
+
+    shapes: tuple[tuple[int, int], ...]
+    grids: tuple[tuple[int, int, int], ...]
+
+
+TYPES = (
+    AddRequest, AbortRequest, ItemHash, ItemFailed, CreditsShort, FlushCache, GetStats, Shutdown,
+    PixelBatch, RankReady, RankFailed, Stats, StageBatch, StageEncode, BatchResult,
+    EncodeItems, SkipItems, ItemReleased, PrefillDone, RequestFinished, RequestFailed,
+)  # fmt: skip
+
+
+class Codec:
+    """Encodes messages of a fixed set of types; anything else on the wire is an error."""
+
+    def __init__(self, types: tuple[type, ...] = TYPES) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoders = {t.__name__.encode(): msgspec.msgpack.Decoder(t) for t in types}
+
+    def encode(self, message: object) -> list[bytes]:
+        return [type(message).__name__.encode(), self._encoder.encode(message)]
+
+    def decode(self, name: bytes, body: bytes) -> object:
+        """Raises ValueError for an unknown type or a body that does not fit it."""
+        decoder = self._decoders.get(bytes(name))
+        if decoder is None:
+            raise ValueError(f"unknown message type {name!r}")
+        return decoder.decode(body)
