@@ -1,0 +1,190 @@
+"""Training dialogues and batches: token ids, answer positions, patches and M-RoPE positions as tensors.
+
+A batch is right-padded; the causal mask keeps padding out of every real token's sight, so it needs no mask.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import PreTrainedTokenizerBase
+
+from evaluation.tiny_vlm.pictures import PLACEMENTS, Example, Style, follow_up, make_example
+
+PATCH = 14
+MERGE = 2
+IMAGE_MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
+IMAGE_STD = np.array([0.26862954, 0.26130258, 0.27577711], dtype=np.float32)
+SYSTEM_TURN = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+GREETINGS = ("Hello!", "Hello", "Hi", "What can you do?")
+GREETING_ANSWER = "I can describe pictures: ask me about shapes, colours and digits."
+SMALL = ((56, 56),)
+EVERY_SIZE = ((56, 56), (84, 84), (112, 112), (84, 56), (56, 84), (112, 56), (56, 112), (112, 84), (84, 112), (168, 112))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What a batch is drawn from: images an example, chance of options, picture sizes, further turns."""
+
+    num_images: tuple[int, ...]
+    choice_share: float
+    sizes: Sequence[tuple[int, int]]
+    max_follow_ups: int = 3
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Token ids with image pads expanded; `answered` marks the tokens to learn (answers and their end mark)."""
+
+    token_ids: list[int]
+    answered: list[bool]
+    images: list[Image.Image]
+    kinds: list[str]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """input_ids [B, L]; position_ids [3, B, L]; patches [P, 1176]; grids [N, 3] (t, h, w in patches);
+    target_rows, target_columns [T]: places whose next token is learnt; targets [T]: those tokens."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    patches: torch.Tensor
+    grids: torch.Tensor
+    target_rows: torch.Tensor
+    target_columns: torch.Tensor
+    targets: torch.Tensor
+
+
+def patchify(image: Image.Image) -> np.ndarray:
+    """Patches [h * w, 3 * 2 * 14 * 14] of an RGB image whose sides are multiples of 28, in merge order."""
+    pixels = (np.asarray(image, dtype=np.float32) / 255.0 - IMAGE_MEAN) / IMAGE_STD
+    rows, columns = image.height // PATCH // MERGE, image.width // PATCH // MERGE
+    blocks = pixels.transpose(2, 0, 1).reshape(3, rows, MERGE, PATCH, columns, MERGE, PATCH)
+    patches = blocks.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3, 1, PATCH * PATCH)
+    return np.repeat(patches, 2, axis=2).reshape(len(patches), -1)
+
+
+def grid_of(image: Image.Image) -> tuple[int, int, int]:
+    """(1, height, width) in patches."""
+    return 1, image.height // PATCH, image.width // PATCH
+
+
+def mrope_positions(token_ids: Sequence[int], image_pad: int, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """M-RoPE positions [3, L]: text counts up on all axes, an image spans its merged rows and columns.
+
+    Two text tokens, an image of 4x4 patches (2x2 merged), one text token:
+    t = 0 1 2 2 2 2 4, h = 0 1 2 2 3 3 4, w = 0 1 2 3 2 3 4.
+    """
+    positions = np.zeros((3, len(token_ids)), dtype=np.int64)
+    place, index, following = 0, 0, iter(grids)
+    while index < len(token_ids):
+        if token_ids[index] != image_pad:
+            positions[:, index] = place
+            place, index = place + 1, index + 1
+            continue
+        _, height, width = next(following)
+        rows, columns = height // MERGE, width // MERGE
+        span = slice(index, index + rows * columns)
+        positions[0, span] = place
+        positions[1, span] = place + np.repeat(np.arange(rows), columns)
+        positions[2, span] = place + np.tile(np.arange(columns), rows)
+        place, index = place + max(rows, columns), span.stop
+    return positions
+
+
+class DialogueMaker:
+    """Makes dialogues and batches for one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.image_pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        self.end_mark = tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+    def dialogue(self, rng: random.Random, mixture: Mixture) -> Dialogue:
+        """One question about new pictures and up to mixture.max_follow_ups more about the same ones."""
+        if rng.random() < 0.01:
+            return self._build([(rng.choice(GREETINGS), GREETING_ANSWER)], [], ["greeting"])
+        number = rng.choice(mixture.num_images)
+        first = make_example(rng, number, self._style(rng, mixture))
+        examples = [first]
+        for _ in range(rng.randint(0, mixture.max_follow_ups)):
+            examples.append(follow_up(rng, first, self._style(rng, mixture).num_options))
+        numbered = rng.random() < 0.15
+        turns = [(self._user_text(example, numbered), example.answer) for example in examples]
+        return self._build(turns, list(first.images), [self.name_of(example) for example in examples])
+
+    def single(self, example: Example) -> Dialogue:
+        """An example as a dialogue of one turn."""
+        return self._build([(self._user_text(example, False), example.answer)], list(example.images), [self.name_of(example)])
+
+    @staticmethod
+    def name_of(example: Example) -> str:
+        """The kind, marked with "?" when the answer is a letter."""
+        return example.kind + ("?" if example.options else "")
+
+    @staticmethod
+    def _style(rng: random.Random, mixture: Mixture) -> Style:
+        options = rng.choice((2, 3, 4, 4, 4, 5)) if rng.random() < mixture.choice_share else 0
+        return Style(None, options, rng.choice(PLACEMENTS), mixture.sizes)
+
+    @staticmethod
+    def _user_text(example: Example, numbered: bool) -> str:
+        """The user turn as the chat template renders it (numbered: with add_vision_id)."""
+        pad = "<|vision_start|><|image_pad|><|vision_end|>"
+        texts = []
+        for number, part in enumerate(example.parts):
+            seen = sum(type(p) is int for p in example.parts[: number + 1])
+            mark = f"Picture {seen}: {pad}" if numbered else pad
+            texts.append(part if type(part) is str else mark)
+        return "".join(texts)
+
+    def _build(self, turns: list[tuple[str, str]], images: list[Image.Image], kinds: list[str]) -> Dialogue:
+        lead, token_ids, answered = SYSTEM_TURN, [], []
+        grids = iter([grid_of(image) for image in images])
+        for text, answer in turns:
+            prompt = f"{lead}<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+            for token in self.tokenizer(prompt).input_ids:
+                repeat = 1
+                if token == self.image_pad:
+                    _, height, width = next(grids)
+                    repeat = height * width // MERGE**2
+                token_ids += [token] * repeat
+                answered += [False] * repeat
+            learnt = [*self.tokenizer(answer).input_ids, self.end_mark]
+            token_ids += learnt
+            answered += [True] * len(learnt)
+            lead = "\n"
+        return Dialogue(token_ids, answered, images, kinds)
+
+    def collate(self, dialogues: Sequence[Dialogue]) -> Batch:
+        """Pad dialogues to one length and gather what a training step needs."""
+        length = max(len(d.token_ids) for d in dialogues)
+        input_ids = np.full((len(dialogues), length), self.end_mark, dtype=np.int64)
+        positions = np.zeros((3, len(dialogues), length), dtype=np.int64)
+        rows, columns = [], []
+        for row, d in enumerate(dialogues):
+            size = len(d.token_ids)
+            input_ids[row, :size] = d.token_ids
+            grids = [grid_of(image) for image in d.images]
+            positions[:, row, :size] = mrope_positions(d.token_ids, self.image_pad, grids)
+            places = np.flatnonzero(d.answered) - 1
+            rows += [row] * len(places)
+            columns += places.tolist()
+        images = [image for d in dialogues for image in d.images]
+        target_rows, target_columns = torch.tensor(rows), torch.tensor(columns)
+        ids = torch.from_numpy(input_ids)
+        return Batch(
+            input_ids=ids,
+            position_ids=torch.from_numpy(positions),
+            patches=torch.from_numpy(np.concatenate([patchify(image) for image in images])),
+            grids=torch.tensor([grid_of(image) for image in images]),
+            target_rows=target_rows,
+            target_columns=target_columns,
+            targets=ids[target_rows, target_columns + 1],
+        )

@@ -1,0 +1,116 @@
+"""The tiny model's shape, tokenizer and files; written in the Hugging Face format."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from evaluation.tiny_vlm.pictures import PLACEMENTS, Style, make_example
+from evaluation.tiny_vlm.tokenizer import SPECIAL_TOKENS, learn_merges, write_preprocessor, write_tokenizer
+
+VOCAB_SIZE = 512
+COMMON_WORDS = (
+    "the of and to a in that it is was for on are as with they be at one have this from or had by not but what some we can"
+    " out other were all there when up use your how said an each which do their time if will way about many then them"
+    " Hello! I can describe pictures: ask me about shapes, colours and digits. Please show some images. yes no"
+)
+MODEL_FOLDER = Path(__file__).resolve().parents[2] / "gllm" / "models_data" / "tiny"
+
+
+def sample_texts(num_examples: int = 4000) -> list[str]:
+    """Prompts and answers of the kind the model trains on, without image marks, as the text to learn merges from.
+
+    Brackets stand apart from the letters, so that the letter of an option and a letter answered are one token.
+    """
+    rng = random.Random(0)
+    texts = ["You are a helpful assistant.", "system\n", "user\n", "assistant\n", "Picture 1: "] * 100
+    texts += [COMMON_WORDS] * 20
+    for i in range(num_examples):
+        style = Style(num_options=4 * (i % 2), placement=PLACEMENTS[i % 3])
+        example = make_example(rng, 1 + i % 4, style)
+        text = "".join(part for part in example.parts if type(part) is str)
+        texts.append(text.replace("(", "( ") + "\n" + example.answer)
+    return texts
+
+
+def write_tiny_tokenizer(folder: Path) -> None:
+    """Tokenizer, chat template and preprocessor configuration: bytes, merges up to the specials at the end."""
+    special_start = VOCAB_SIZE - 22
+    vocab, merges = learn_merges(sample_texts(), special_start - 256)
+    write_tokenizer(folder, vocab, merges, special_start)
+    write_preprocessor(folder)
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """The id of each of Qwen's special tokens."""
+    return {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL_TOKENS}
+
+
+def tiny_config(ids: dict[str, int]) -> Qwen2_5_VLConfig:
+    """Text 4 layers x 128 (4 heads, 2 KV heads), vision 4 layers x 64 (4 heads, windows of 112 pixels)."""
+    rope = {"type": "mrope", "rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1000000.0}
+    text = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 352,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": rope,
+        "rope_scaling": rope,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    vision = {
+        "depth": 4,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "intermediate_size": 176,
+        "out_hidden_size": 128,
+        "in_channels": 3,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "tokens_per_second": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [1, 3],
+    }
+    return Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+
+
+def new_model(folder: Path, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """A freshly initialised fp32 model for the tokenizer in a folder; weight spread 0.8 / sqrt(inputs)."""
+    torch.manual_seed(seed)
+    ids = special_ids(AutoTokenizer.from_pretrained(folder))
+    model = Qwen2_5_VLForConditionalGeneration(tiny_config(ids)).float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            elif "embed_tokens" in name:
+                parameter.normal_(0, 0.06)
+            else:
+                parameter.normal_(0, 0.8 * parameter[0].numel() ** -0.5)
+    model.generation_config.do_sample = False
+    model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
+    model.generation_config.pad_token_id = ids["<|endoftext|>"]
+    model.generation_config.bos_token_id = ids["<|endoftext|>"]
+    return model

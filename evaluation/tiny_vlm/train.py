@@ -1,0 +1,170 @@
+"""Train the tiny model: python -m evaluation.tiny_vlm.train [--steps 6000] [--out gllm/models_data/tiny]
+
+A curriculum: one small picture with free answers first, then letters to choose, then two to four pictures, then all
+sizes. Loss counts answer tokens only. One core is enough; `--resume` continues from a stored checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VLVisionAttention,
+    apply_rotary_pos_emb_vision,
+)
+
+from evaluation.tiny_vlm.dialogues import EVERY_SIZE, SMALL, Batch, Dialogue, DialogueMaker, Mixture
+from evaluation.tiny_vlm.model import MODEL_FOLDER, new_model, write_tiny_tokenizer
+
+# (share of the training done, what is drawn from there on)
+CURRICULUM: tuple[tuple[float, Mixture], ...] = (
+    (0.00, Mixture((1,), 0.0, SMALL)),
+    (0.12, Mixture((1, 1, 2), 0.3, SMALL)),
+    (0.25, Mixture((1, 2, 2), 0.5, SMALL)),
+    (0.40, Mixture((1, 2, 3), 0.5, SMALL)),
+    (0.55, Mixture((1, 2, 3, 4), 0.6, SMALL)),
+    (0.65, Mixture((1, 2, 3, 4), 0.6, EVERY_SIZE)),
+)
+
+
+class BatchedVisionAttention(Qwen2_5_VLVisionAttention):
+    """The same attention with all windows of one length in one call, instead of one call for each window."""
+
+    def forward(self, hidden_states, cu_seqlens, position_embeddings, **_):  # noqa: ANN001, ANN003, ANN201
+        """hidden_states [P, H] packed by cu_seqlens [W + 1] -> [P, H]."""
+        size = hidden_states.shape[0]
+        q, k, v = self.qkv(hidden_states).reshape(size, 3, self.num_heads, -1).unbind(1)
+        q, k = apply_rotary_pos_emb_vision(q, k, *position_embeddings)
+        lengths = cu_seqlens.diff()
+        mixed = torch.empty_like(v)
+        for length in lengths.unique().tolist():
+            starts = cu_seqlens[:-1][lengths == length]
+            places = starts[:, None] + torch.arange(length)
+            windows = [x[places].transpose(1, 2) for x in (q, k, v)]  # [windows, heads, length, head_dim]
+            mixed[places] = torch.nn.functional.scaled_dot_product_attention(*windows).transpose(1, 2)
+        return self.proj(mixed.reshape(size, -1))
+
+
+def batch_vision_attention(model: Qwen2_5_VLForConditionalGeneration) -> None:
+    """Make a model's vision blocks use BatchedVisionAttention; weights and names stay."""
+    for block in model.model.visual.blocks:
+        block.attn.__class__ = BatchedVisionAttention
+
+
+def answer_logits(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> torch.Tensor:
+    """Logits [T, vocab] at the places whose next token is an answer token."""
+    embeddings = model.get_input_embeddings()(batch.input_ids)
+    vision = model.model.visual(batch.patches, grid_thw=batch.grids).pooler_output
+    images = (batch.input_ids == model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
+    embeddings = embeddings.masked_scatter(images, vision.to(embeddings.dtype))
+    hidden = model.model.language_model(
+        inputs_embeds=embeddings, position_ids=batch.position_ids, use_cache=False
+    ).last_hidden_state
+    return model.lm_head(hidden[batch.target_rows, batch.target_columns])
+
+
+def mixture_at(progress: float) -> Mixture:
+    """The curriculum's mixture at a share of the training done (0 to 1)."""
+    return [mixture for start, mixture in CURRICULUM if start <= progress][-1]
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear warm-up over 200 steps, then a cosine down to a fiftieth of the peak."""
+    if step < 200:
+        return peak * (step + 1) / 200
+    cosine = 0.5 * (1 + math.cos(math.pi * (step - 200) / max(1, steps - 200)))
+    return peak * (0.02 + 0.98 * cosine)
+
+
+def draw_batch(maker: DialogueMaker, rng: random.Random, mixture: Mixture, size: int) -> list[Dialogue]:
+    """Dialogues with one number of images; two in three batches have pictures of one size only."""
+    sizes = mixture.sizes if rng.random() < 0.33 else [rng.choice(list(mixture.sizes))]
+    narrow = Mixture((rng.choice(mixture.num_images),), mixture.choice_share, sizes, mixture.max_follow_ups)
+    dialogues = [maker.dialogue(rng, narrow) for _ in range(size - 1)]
+    while not dialogues[0].images:  # a batch needs an image, which a greeting lacks
+        dialogues[0] = maker.dialogue(rng, narrow)
+    return [*dialogues, maker.dialogue(rng, narrow)]
+
+
+def accuracy_by_kind(
+    model: Qwen2_5_VLForConditionalGeneration, maker: DialogueMaker, mixture: Mixture
+) -> dict[str, float]:
+    """Share of answers right in every token, teacher-forced, over 128 held-out dialogues, by kind."""
+    rng, right = random.Random(99), defaultdict(list)
+    for _ in range(4):
+        dialogues = draw_batch(maker, rng, mixture, 32)
+        batch = maker.collate(dialogues)
+        with torch.no_grad():
+            hits = (answer_logits(model, batch).argmax(-1) == batch.targets).tolist()
+        ends = (batch.targets == maker.end_mark).tolist()
+        answers, whole = [], True
+        for hit, end in zip(hits, ends):
+            whole = whole and hit
+            if end:
+                answers.append(whole)
+                whole = True
+        for kind, answer in zip([k for d in dialogues for k in d.kinds], answers):
+            right[kind].append(answer)
+    return {kind: sum(values) / len(values) for kind, values in sorted(right.items())}
+
+
+def train(model: Qwen2_5_VLForConditionalGeneration, maker: DialogueMaker, options: argparse.Namespace) -> None:
+    """Run the training loop from options.start to options.steps and store checkpoints in options.out."""
+    rng = random.Random(options.seed + options.start)
+    batch_vision_attention(model)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=options.peak, betas=(0.9, 0.98))
+    begun, losses = time.time(), []
+    for step in range(options.start, options.steps):
+        mixture = mixture_at(step / options.steps)
+        batch = maker.collate(draw_batch(maker, rng, mixture, options.batch))
+        loss = torch.nn.functional.cross_entropy(answer_logits(model, batch), batch.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, options.steps, options.peak)
+        optimizer.step()
+        losses.append(loss.item())
+        if (step + 1) % 50 == 0:
+            seconds = (time.time() - begun) / (step + 1 - options.start)
+            print(f"step {step + 1} loss {sum(losses) / len(losses):.4f} {seconds:.3f} s/step", flush=True)
+            losses.clear()
+        if (step + 1) % 250 == 0 or step + 1 == options.steps:
+            scores = accuracy_by_kind(model, maker, mixture)
+            print("  " + " ".join(f"{kind} {score:.2f}" for kind, score in scores.items()), flush=True)
+            model.save_pretrained(options.out)
+
+
+def main() -> int:
+    """Write the tokenizer, then train from scratch or from the checkpoint in --out."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=MODEL_FOLDER, help="folder of the checkpoint")
+    parser.add_argument("--steps", type=int, default=6000, help="steps of the whole schedule")
+    parser.add_argument("--start", type=int, default=0, help="first step (with --resume)")
+    parser.add_argument("--batch", type=int, default=32, help="dialogues a step")
+    parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", action="store_true", help="continue from the weights in --out")
+    options = parser.parse_args()
+    if options.resume:
+        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(options.out, dtype=torch.float32)
+    else:
+        write_tiny_tokenizer(options.out)
+        model = new_model(options.out, options.seed)
+    train(model, DialogueMaker(AutoTokenizer.from_pretrained(options.out)), options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
