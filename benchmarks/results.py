@@ -1,8 +1,8 @@
 """Result lines: the one place that appends to and reads from `results/*.jsonl`.
 
 A line is one flat JSON object: the fields of SGLang's `bench_serving` under the same names, plus `failed`,
-`slo_attainment`, `scheme`, `pp`, `tp`, `encoders`, `embedding_batch_size`, `token_budget`, `model`, `workload`,
-`hardware`, `source` (`measured` or `simulated`) and `commit`. Figures are drawn from these lines alone.
+`slo_attainment`, `scheme`, `pp`, `tp`, `encoders`, `embedding_batch_size`, `token_budget`, `model`,
+`workload`, `hardware`, `source` (`measured` or `simulated`) and `commit`. Figures are drawn from these lines alone.
 An infinite request rate is written as the string "inf", because JSON has no infinity.
 """
 
@@ -28,7 +28,9 @@ def append_line(path: str | Path, line: Mapping[str, Any]) -> None:
     Raises ValueError when `source` is missing or unknown, or when a number is NaN.
     """
     if line.get("source") not in SOURCES:
-        raise ValueError(f"a result line needs source={SOURCES[0]!r} or {SOURCES[1]!r}, got {line.get('source')!r}")
+        raise ValueError(
+            f"a result line needs source={SOURCES[0]!r} or {SOURCES[1]!r}, got {line.get('source')!r}"
+        )
     text = json.dumps(_with_inf_as_text(line), allow_nan=False) + "\n"
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
@@ -48,7 +50,9 @@ def read_lines(paths: Iterable[str | Path]) -> list[Line]:
 
 def select(lines: Iterable[Line], **fields: Any) -> list[Line]:
     """The lines whose fields have exactly these values; a tuple, list or set allows any of its members."""
-    return [line for line in lines if all(_matches(line.get(name), wanted) for name, wanted in fields.items())]
+    return [
+        line for line in lines if all(_matches(line.get(name), wanted) for name, wanted in fields.items())
+    ]
 
 
 def is_finished(lines: Iterable[Line], point: Mapping[str, Any]) -> bool:
@@ -82,7 +86,9 @@ def hardware_name() -> str:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

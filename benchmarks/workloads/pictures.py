@@ -10,7 +10,13 @@ from PIL import Image as PilImage
 
 from benchmarks.workloads.prompt import Image
 
-PRESETS = {"4k": (3840, 2160), "2k": (2560, 1440), "1080p": (1920, 1080), "720p": (1280, 720), "360p": (640, 360)}
+PRESETS = {
+    "4k": (3840, 2160),
+    "2k": (2560, 1440),
+    "1080p": (1920, 1080),
+    "720p": (1280, 720),
+    "360p": (640, 360),
+}
 FORMATS = {"jpeg": "image/jpeg", "png": "image/png"}
 CONTENTS = ("random", "blank")
 

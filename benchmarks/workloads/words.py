@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
-VOCABULARY = (
-    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they "
-    "which one you were all her she there would their we him been has when who will no more if out so up said what "
-    "its about than into them can only other time new some could these two may first then do any like my now over "
-    "such our man me even most made after also did many off before must well back through years where much your way"
-).split()
+VOCABULARY = tuple(
+    """
+    the of and to in a is that for it as was with be by on not he his but at are this have from or
+    had an they which one you were all her she there would their we him been has when who will no
+    more if out so up said what its about than into them can only other time new some could these
+    two may first then do any like my now over such our man me even most made after also did many
+    off before must well back through years where much your way
+    """.split()
+)
 
 
 class Tokenizer(Protocol):
@@ -33,7 +36,7 @@ def random_tokens(rng: random.Random, num_tokens: int, tokenizer: Tokenizer) -> 
 
 
 def filler(rng: random.Random, num_tokens: int, tokenizer: Tokenizer | None) -> tuple[str, int | None]:
-    """Text of about num_tokens tokens and its exact count; without a tokenizer as many words, count unknown."""
+    """Text of about num_tokens tokens, and how many; without a tokenizer as many words, count unknown."""
     if num_tokens <= 0:
         return "", 0
     if tokenizer is None:
