@@ -158,8 +158,8 @@ def sample(logits: Tensor, batch: SamplingBatch, history: TokenHistory | None = 
 def best_token(scores: Tensor) -> Tensor:
     """argmax of scores [n, V] -> int64 [n].
 
-    On a CPU, argmax costs twenty times what a maximum does, so the best of up to 128 parts of the vocabulary is
-    found first, then the best token in it.
+    On a CPU, argmax costs twenty times what a maximum does, so the best of up to 128 parts of the vocabulary
+    is found first, then the best token in it.
     """
     vocab = scores.shape[-1]
     parts = math.gcd(vocab, 128)
