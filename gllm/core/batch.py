@@ -87,7 +87,6 @@ class MicroBatch:
     chunks: decodes (one token, prompt complete) first, `num_decodes` of them.
     token_ids: input ids of all chunks, concatenated: len == num_tokens (placeholders inside items).
     embeds: the rows that the encoder made, which replace those placeholders.
-    released: payloads that nobody needs any more once this batch's input is built.
     finished: sequences that every rank forgets *before* running this batch.
     copies: (source, destination) KV blocks to copy on every stage before this batch (forks).
     """
@@ -97,7 +96,6 @@ class MicroBatch:
     num_decodes: int
     token_ids: tuple[int, ...]
     embeds: tuple[EmbedRows, ...] = ()
-    released: tuple[Payload, ...] = ()
     samples: tuple[Sample, ...] = ()
     new: tuple[NewSequence, ...] = ()
     grown: tuple[GrownSequence, ...] = ()

@@ -5,15 +5,13 @@
 
 from dataclasses import dataclass
 
-from gllm.core.batch import Payload
-
 
 @dataclass(frozen=True, slots=True)
 class EncodeItems:
     """Items of a request that must be encoded, with the attempt each embedding has to carry.
 
-    Sent on arrival (prefix caching: once the lookup is done) and again after a preemption that needs
-    embeddings which were already released.
+    With prefix caching, sent for each item once its lookup missed; always sent after a preemption that
+    needs embeddings which were already released. Without caching, attempt 0 goes without saying.
     """
 
     request_id: str
@@ -31,26 +29,14 @@ class SkipItems:
 
 @dataclass(frozen=True, slots=True)
 class ItemReleased:
-    """An item's embedding memory is free again (used, unneeded, or dropped)."""
+    """The memory of one embedding (request, item, attempt) is free: used, unneeded, stale or dropped.
+
+    Effects of a step hold once the step's inputs are built: whoever executes builds first, then frees.
+    """
 
     request_id: str
     item: int
     attempt: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReleasePayload:
-    """A payload that never reached a micro-batch: free its memory now."""
-
-    payload: Payload
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillDone:
-    """The prompt is computed; its pixels are needed again only after a preemption."""
-
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +57,4 @@ class RequestFailed:
     message: str
 
 
-Effect = (
-    EncodeItems | SkipItems | ItemReleased | ReleasePayload | PrefillDone | RequestFinished | RequestFailed
-)
+Effect = EncodeItems | SkipItems | ItemReleased | RequestFinished | RequestFailed

@@ -26,7 +26,6 @@ class Sequence:
     num_dispatched: int = 0
     num_computed: int = 0
     num_cached: int = 0
-    num_announced_blocks: int = 0
     attempt: int = 0
     in_flight: int = 0
     finished: bool = False

@@ -4,20 +4,20 @@ A message travels as two frames, its type's name and its body; pixels follow as 
 Bulk tensors take other roads: torch.distributed between stages, the embedding channel from encoders.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
-from gllm.core.batch import BatchResult, Chunk, GrownSequence, NewSequence, Sample
+from gllm.core.batch import BatchResult, Chunk, GrownSequence, MicroBatch, NewSequence, Sample
 from gllm.core.effects import (
     EncodeItems,
     ItemReleased,
-    PrefillDone,
     RequestFailed,
     RequestFinished,
     SkipItems,
 )
 from gllm.core.request import Request
+from gllm.core.trace import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,13 @@ class ItemFailed:
     item: int
     status: int
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class EncodingStarted:
+    """API server -> driver: the first item of this request went to an encoder."""
+
+    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,8 @@ class Stats:
 class StageBatch:
     """Driver -> every other rank: a micro-batch without token ids and embeddings (the delta schedule).
 
-    prompts: token ids of sequences whose sampler needs a history; sent to the last stage only.
+    has_embeds: some input rows come from the encoder, so that stage 0's ranks exchange the merged input.
+    prompts: tokens so far of new sequences whose sampler needs a history; sent to the last stage only.
     """
 
     batch_id: int
@@ -133,21 +141,56 @@ class StageBatch:
     grown: tuple[GrownSequence, ...]
     finished: tuple[int, ...]
     copies: tuple[tuple[int, int], ...]
-    prompts: dict[int, tuple[int, ...]]
+    has_embeds: bool = False
+    prompts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @classmethod
+    def of(cls, batch: MicroBatch) -> "StageBatch":
+        """What the other ranks must know of a micro-batch (without prompts)."""
+        return cls(
+            batch.batch_id,
+            batch.chunks,
+            batch.num_decodes,
+            batch.samples,
+            batch.new,
+            batch.grown,
+            batch.finished,
+            batch.copies,
+            bool(batch.embeds),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class StageEncode:
     """Driver -> its TP followers: encode these items together; pixels come by broadcast in the TP group."""
 
-    shapes: tuple[tuple[int, int], ...]
     grids: tuple[tuple[int, int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """Any rank or encoder -> driver, about once a second while it works: totals since its start."""
+
+    name: str
+    busy_seconds: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSpans:
+    """Any process -> API server: what it did lately (only with --trace)."""
+
+    spans: tuple[Span, ...]
+
+
 TYPES = (
-    AddRequest, AbortRequest, ItemHash, ItemFailed, CreditsShort, FlushCache, GetStats, Shutdown,
-    PixelBatch, RankReady, RankFailed, Stats, StageBatch, StageEncode, BatchResult,
-    EncodeItems, SkipItems, ItemReleased, PrefillDone, RequestFinished, RequestFailed,
+    AddRequest, AbortRequest, ItemHash, ItemFailed, EncodingStarted, CreditsShort, FlushCache, GetStats, Shutdown,
+    PixelBatch, RankReady, RankFailed, RankLoad, Stats, StageBatch, StageEncode, BatchResult, TraceSpans,
+    EncodeItems, SkipItems, ItemReleased, RequestFinished, RequestFailed,
 )  # fmt: skip
 
 

@@ -1,0 +1,451 @@
+"""The engine without tensors and without time: events change its state, `step` decides what runs next.
+
+The server's driver and the simulator use this class alike; they differ in who calls and what executes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from gllm.core.batch import BatchResult, MicroBatch, Payload, SampledToken, Work
+from gllm.core.batch_builder import BatchBuilder
+from gllm.core.block_pool import BlockPool
+from gllm.core.budget import Budget, Load
+from gllm.core.core_config import CoreConfig
+from gllm.core.effects import (
+    Effect,
+    EncodeItems,
+    ItemReleased,
+    RequestFailed,
+    RequestFinished,
+    SkipItems,
+)
+from gllm.core.embeddings import EmbeddingStore
+from gllm.core.finish import finish_reason
+from gllm.core.kv import KvCache
+from gllm.core.request import Request
+from gllm.core.scheduler import Resources, Scheduler, by_arrival
+from gllm.core.sequence import Sequence
+from gllm.core.served import Flight, Served
+from gllm.core.stage_encoder import StageEncoder
+
+MakeScheduler = Callable[[Budget, Resources], Scheduler]
+
+
+class EngineCore:
+    """Requests, sequences, blocks and embeddings of one deployment.
+
+    tracker: readiness of embeddings (whole request here, longest ready prefix in `rserve.core`).
+    make_scheduler: the scheduling rule. stage_encoder: given when stage 0 encodes items.
+    """
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        tracker: EmbeddingStore | None = None,
+        make_scheduler: MakeScheduler = Scheduler,
+        stage_encoder: StageEncoder | None = None,
+    ) -> None:
+        self.config = config
+        self.tracker = tracker or EmbeddingStore()
+        self.stage_encoder = stage_encoder
+        self.pool = BlockPool(config.num_blocks)
+        self.kv = KvCache(self.pool, config.block_size, config.prefix_caching)
+        self.scheduler = make_scheduler(config.budget(), self)
+        self.builder = BatchBuilder()
+        self.requests: dict[str, Served] = {}
+        self.sequences: dict[int, Sequence] = {}
+        self.holders: dict[int, Sequence] = {}
+        self.decoding: set[int] = set()
+        self.flights: OrderedDict[int, Flight] = OrderedDict()
+        self.credits_short: str | None = None
+        self.num_preemptions = 0
+        self._effects: list[Effect] = []
+        self._next_arrival = 0
+        self._next_seq_id = 0
+        self._just_encoded = False
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def on_request(self, request: Request) -> None:
+        """A request arrived. One that can never run fails at once, with the numbers."""
+        if request.request_id in self.requests:
+            self._fail(request.request_id, 409, f"request id {request.request_id!r} is in use")
+            return
+        most = len(request.token_ids) + request.sampling.max_tokens
+        if not request.token_ids or most > self.config.num_kv_tokens:
+            limit = f"this deployment holds {self.config.num_kv_tokens} tokens"
+            self._fail(request.request_id, 400, f"prompt and output are {most} tokens, {limit}: shorten them")
+            return
+        served = Served(request, self._next_arrival, digests=[None] * len(request.items))
+        self._next_arrival += 1
+        self.requests[request.request_id] = served
+        self.tracker.add(request.request_id, request.items)
+        seq = self._new_sequence(served, choice=0)
+        if self.config.prefix_caching:
+            self._decide_items(served)
+        elif self.stage_encoder and request.items:
+            attempts = dict.fromkeys(range(len(request.items)), 0)
+            self.stage_encoder.need(request.request_id, served.arrival, request.items, attempts)
+        self.scheduler.update(seq)
+
+    def on_item_hash(self, request_id: str, item: int, digest: bytes) -> None:
+        """The content hash of an item is known (prefix caching only)."""
+        served = self.requests.get(request_id)
+        if served is not None and self.config.prefix_caching:
+            served.digests[item] = digest
+            self._decide_items(served)
+            self._update(served)
+
+    def on_item_failed(self, request_id: str, item: int, status: int, message: str) -> None:
+        """An item can't be fetched, decoded or encoded: its request ends with this error."""
+        if request_id in self.requests:
+            self._fail(request_id, status, message)
+            self._end(request_id, "error")
+
+    def on_pixels(self, request_id: str, item: int, attempt: int) -> None:
+        """An item's pixels are with stage 0, which encodes it."""
+        if self.stage_encoder is not None:
+            self.stage_encoder.on_pixels(request_id, item, attempt)
+
+    def on_encoding(self, request_id: str) -> None:
+        """The first item of a request is with an encoder: the request may reserve blocks like others."""
+        served = self.requests.get(request_id)
+        if served is not None and not served.encoding:
+            served.encoding = True
+            if self.credits_short == request_id:
+                self.credits_short = None
+            self._update(served)
+
+    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Payload) -> bool:
+        """An item is encoded. False when nobody waits for it any more; its memory is released then too."""
+        if not self.tracker.put(request_id, item, attempt, payload):
+            self._effects.append(ItemReleased(request_id, item, attempt))
+            return False
+        served = self.requests[request_id]
+        served.encoding = True
+        if self.credits_short == request_id:
+            self.credits_short = None
+        self._update(served)
+        return True
+
+    def on_credits_short(self, request_id: str) -> None:
+        """The first request in the encoder's queue waits for embedding memory that others hold."""
+        if request_id in self.requests:
+            self.credits_short = request_id
+
+    def on_abort(self, request_id: str, reason: str = "abort") -> None:
+        """Nobody waits for this request any more. Unknown ids are ignored."""
+        if request_id in self.requests:
+            self._end(request_id, reason)
+
+    def on_batch_done(self, result: BatchResult) -> None:
+        """A micro-batch left the last stage. Results of unknown batches are ignored."""
+        flight = self.flights.pop(result.batch_id, None)
+        if flight is None:
+            return
+        for seq, chunk in flight.chunks:
+            seq.in_flight -= 1
+            if not seq.finished:
+                seq.num_computed = chunk.end
+                self.kv.publish(seq, self._served(seq).digests)
+        for child in flight.children:
+            child.in_flight -= 1
+        for token in sorted(result.tokens, key=lambda t: -t.choice):
+            self._on_token(token)
+        touched = [seq for seq, _ in flight.chunks] + list(flight.children)
+        for seq in touched:
+            if seq.finished:
+                self._close(seq)
+            else:
+                self.scheduler.update(seq)
+
+    def flush_cache(self) -> int:
+        """Forget all cached prefixes. Returns the number of blocks forgotten."""
+        return self.pool.flush()
+
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def step(self) -> Work | None:
+        """What stage 0 does next, or None. Called when stage 0 is free, after all events so far."""
+        full = len(self.flights) >= self.config.max_in_flight
+        if self.stage_encoder is not None and self._may_encode(full):
+            encode = self.stage_encoder.next_batch()
+            if encode is not None:
+                self._just_encoded = True
+                return encode
+        if full:
+            return None
+        self._just_encoded = False
+        return self._next_micro_batch()
+
+    def take_effects(self) -> list[Effect]:
+        """What has to be done outside, in order; the list is the caller's."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.requests)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.flights)
+
+    def _may_encode(self, full: bool) -> bool:
+        """Stage 0 encodes while the pipeline is full or the next micro-batch would not be.
+
+        Never twice in a row while tokens wait, and not ahead of time beyond the embedding memory.
+        """
+        waiting = self.scheduler.waiting_tokens
+        idle = not waiting and not self.scheduler.decodes
+        if self.tracker.tokens_held >= self.config.embedding_tokens:
+            return idle and not self.flights
+        return full or idle or (waiting < self.config.maxp and not self._just_encoded)
+
+    def _next_micro_batch(self) -> MicroBatch | None:
+        chunks = self.scheduler.schedule()
+        while not chunks and not self.flights and self._relieve():
+            chunks = self.scheduler.schedule()
+        if not chunks:
+            return None
+        pairs = [(self.sequences[chunk.seq_id], chunk) for chunk in chunks]
+        children: list[Sequence] = []
+        for seq, chunk in pairs:
+            if chunk.end == seq.prompt_len == seq.num_tokens:
+                children += self._make_children(seq)
+        batch = self.builder.build(pairs, children, self.tracker)
+        self.flights[batch.batch_id] = Flight(tuple(pairs), tuple(children))
+        for seq, _ in pairs:
+            self._release_passed(self._served(seq))
+        return batch
+
+    # -- resources, asked by the scheduler ------------------------------------------------------------
+
+    def schedulable_tokens(self, seq: Sequence) -> int:
+        """max(0, min(ready_until, num_tokens) - num_dispatched) (paper §3.3)."""
+        if seq.finished:
+            return 0
+        ready = self.tracker.ready_until(seq.request.request_id, seq.num_dispatched)
+        return max(0, min(ready, seq.num_tokens) - seq.num_dispatched)
+
+    def reserve(self, seq: Sequence) -> bool:
+        """Whole-prompt reservation; keeps a few blocks free for the growth of those that run."""
+        served = self._served(seq)
+        headroom = max(1, self.pool.num_blocks // 100) if self.holders else 0
+        if not self.kv.reserve(seq, served.digests, headroom):
+            return False
+        self.holders[seq.seq_id] = seq
+        self._require(seq, seq.num_dispatched)
+        self._release_passed(served)
+        return True
+
+    def grow(self, seq: Sequence) -> bool:
+        """Room for one more token; younger sequences that rest are preempted for it."""
+        while not self.kv.grow(seq):
+            victim = self._youngest_after(seq)
+            if victim is None:
+                return False
+            self._preempt(victim)
+        return True
+
+    def is_parked(self, seq: Sequence) -> bool:
+        """True while items of the sequence wait and none of them is with an encoder."""
+        served = self._served(seq)
+        if served.encoding or not served.request.items:
+            return False
+        return self.tracker.is_waiting(served.request_id, seq.num_dispatched)
+
+    def above_watermark(self) -> bool:
+        return self.pool.num_free > self.config.watermark * self.pool.num_blocks
+
+    def load(self, waiting: int) -> Load:
+        return Load(waiting, len(self.decoding), self.pool.num_free, self.pool.num_blocks)
+
+    # -- state changes ---------------------------------------------------------------------------------
+
+    def _on_token(self, token: SampledToken) -> None:
+        seq = self.sequences.get(token.seq_id)
+        if seq is None or seq.finished or token.position != seq.num_tokens:
+            return
+        seq.token_ids.append(token.token_id)
+        request = seq.request
+        reason = finish_reason(token.token_id, seq.num_output, request.sampling, request.eos_token_ids)
+        if reason is not None:
+            self._finish(seq, reason)
+        elif seq.holds_blocks or self._fork(seq):
+            self.decoding.add(seq.seq_id)
+        else:
+            self._restart(seq)
+
+    def _make_children(self, parent: Sequence) -> list[Sequence]:
+        served = self._served(parent)
+        if parent.choice != 0 or len(served.sequences) > 1:
+            return []
+        children = []
+        for choice in range(1, parent.request.sampling.n):
+            child = self._new_sequence(served, choice)
+            child.num_dispatched = child.num_computed = child.prompt_len
+            child.in_flight = 1
+            children.append(child)
+        return children
+
+    def _fork(self, child: Sequence) -> bool:
+        parent = self._served(child).sequences[0]
+        if not parent.holds_blocks:
+            return False
+        copies = self.kv.fork(parent, child)
+        if copies is None:
+            return False
+        self.builder.copy(copies)
+        self.holders[child.seq_id] = child
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take a resting sequence's blocks; it is computed again from its first token (recompute)."""
+        self.num_preemptions += 1
+        self.kv.release(seq.block_table)
+        self.holders.pop(seq.seq_id)
+        self._restart(seq)
+
+    def _restart(self, seq: Sequence) -> None:
+        seq.block_table = []
+        seq.num_dispatched = seq.num_computed = seq.num_cached = 0
+        seq.attempt += 1
+        self.decoding.discard(seq.seq_id)
+        self.builder.forget(seq)
+        self._require(seq, self.kv.cached_tokens(seq, self._served(seq).digests))
+        self.scheduler.update(seq)
+
+    def _relieve(self) -> bool:
+        """Nothing can run and nothing is in flight: break a hold-and-wait. The oldest never loses."""
+        refused = self.scheduler.refused
+        victim = self._youngest_after(refused) if refused is not None else None
+        if victim is not None:
+            self._preempt(victim)
+            return True
+        if refused is not None and self.credits_short is not None:
+            self._drop_embeddings_after(self.requests[self.credits_short].arrival)
+        return False
+
+    def _drop_embeddings_after(self, arrival: int) -> None:
+        holding = [
+            s for s in self.requests.values() if s.arrival > arrival and self.tracker.holds(s.request_id)
+        ]
+        if holding:
+            youngest = max(holding, key=lambda s: s.arrival)
+            for freed in self.tracker.drop(youngest.request_id):
+                self._effects.append(ItemReleased(youngest.request_id, freed.item, freed.attempt))
+            for seq in youngest.sequences:
+                self._require(seq, seq.num_dispatched)
+            self._update(youngest)
+
+    def _youngest_after(self, seq: Sequence) -> Sequence | None:
+        resting = (s for s in self.holders.values() if s.in_flight == 0 and by_arrival(s) > by_arrival(seq))
+        return max(resting, key=by_arrival, default=None)
+
+    def _end(self, request_id: str, reason: str) -> None:
+        served = self.requests[request_id]
+        for seq in served.sequences:
+            if not seq.finished:
+                self._finish(seq, reason)
+        for seq in list(served.sequences):
+            self._close(seq)
+
+    def _finish(self, seq: Sequence, reason: str) -> None:
+        seq.finished = True
+        self._served(seq).reason = reason
+        self.decoding.discard(seq.seq_id)
+        self.scheduler.remove(seq)
+        self.builder.finish(seq)
+
+    def _close(self, seq: Sequence) -> None:
+        """Return the resources of a finished sequence once none of its chunks is in flight."""
+        served = self.requests.get(seq.request.request_id)
+        if served is None or seq.in_flight:
+            return
+        if self.holders.pop(seq.seq_id, None) is not None:
+            self.kv.release(seq.block_table)
+            seq.block_table = []
+        self.kv.forget(seq)
+        if served.is_over:
+            self._close_request(served)
+        else:
+            self._release_passed(served)
+
+    def _close_request(self, served: Served) -> None:
+        request_id = served.request_id
+        for seq in served.sequences:
+            self.sequences.pop(seq.seq_id, None)
+        for freed in self.tracker.remove(request_id):
+            self._effects.append(ItemReleased(request_id, freed.item, freed.attempt))
+        if self.stage_encoder is not None:
+            self.stage_encoder.remove(request_id)
+        if self.credits_short == request_id:
+            self.credits_short = None
+        del self.requests[request_id]
+        cached = max(seq.num_cached for seq in served.sequences)
+        self._effects.append(RequestFinished(request_id, served.reason, cached))
+
+    def _fail(self, request_id: str, status: int, message: str) -> None:
+        self._effects.append(RequestFailed(request_id, status, message))
+
+    # -- items -------------------------------------------------------------------------------------------
+
+    def _decide_items(self, served: Served) -> None:
+        """With prefix caching: ask for the encoding of items in order, once their lookup missed."""
+        seq, items = served.sequences[0], served.request.items
+        while served.num_decided < len(items) and served.digests[served.num_decided] is not None:
+            item = served.num_decided
+            served.num_decided += 1
+            cached = self.kv.cached_tokens(seq, served.digests)
+            covered = self.tracker.cover(served.request_id, cached)
+            if covered:
+                self._effects.append(SkipItems(served.request_id, tuple(covered)))
+            if item not in covered and items[item].end > cached:
+                self._ask(served, [(item, 0)])
+
+    def _require(self, seq: Sequence, start: int) -> None:
+        if not seq.finished:
+            served = self._served(seq)
+            again = self.tracker.require(served.request_id, start)
+            if again:
+                self._ask(served, again)
+
+    def _ask(self, served: Served, wanted: list[tuple[int, int]]) -> None:
+        """Have items encoded: (item, attempt) each."""
+        items, attempts = zip(*wanted)
+        self._effects.append(EncodeItems(served.request_id, items, attempts))
+        if self.stage_encoder is not None:
+            self.stage_encoder.need(
+                served.request_id, served.arrival, served.request.items, dict(zip(items, attempts))
+            )
+
+    def _release_passed(self, served: Served) -> None:
+        if not served.request.items:
+            return
+        freed = self.tracker.release_before(served.request_id, served.num_passed)
+        for one in freed:
+            if one.payload is not None:
+                self._effects.append(ItemReleased(served.request_id, one.item, one.attempt))
+        skipped = [one.item for one in freed if one.payload is None]
+        if skipped:
+            self._effects.append(SkipItems(served.request_id, tuple(skipped)))
+            if self.stage_encoder is not None:
+                self.stage_encoder.skip(served.request_id, skipped)
+
+    # -- small things ---------------------------------------------------------------------------------------
+
+    def _new_sequence(self, served: Served, choice: int) -> Sequence:
+        tokens = list(served.request.token_ids)
+        seq = Sequence(self._next_seq_id, served.request, choice, served.arrival, tokens)
+        self._next_seq_id += 1
+        self.sequences[seq.seq_id] = seq
+        served.sequences.append(seq)
+        return seq
+
+    def _served(self, seq: Sequence) -> Served:
+        return self.requests[seq.request.request_id]
+
+    def _update(self, served: Served) -> None:
+        for seq in served.sequences:
+            self.scheduler.update(seq)
