@@ -24,7 +24,18 @@ SYSTEM_TURN = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
 GREETINGS = ("Hello!", "Hello", "Hi", "What can you do?")
 GREETING_ANSWER = "I can describe pictures: ask me about shapes, colours and digits."
 SMALL = ((56, 56),)
-EVERY_SIZE = ((56, 56), (84, 84), (112, 112), (84, 56), (56, 84), (112, 56), (56, 112), (112, 84), (84, 112), (168, 112))
+EVERY_SIZE = (
+    (56, 56),
+    (84, 84),
+    (112, 112),
+    (84, 56),
+    (56, 84),
+    (112, 56),
+    (56, 112),
+    (112, 84),
+    (84, 112),
+    (168, 112),
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,9 @@ def grid_of(image: Image.Image) -> tuple[int, int, int]:
     return 1, image.height // PATCH, image.width // PATCH
 
 
-def mrope_positions(token_ids: Sequence[int], image_pad: int, grids: Sequence[tuple[int, int, int]]) -> np.ndarray:
+def mrope_positions(
+    token_ids: Sequence[int], image_pad: int, grids: Sequence[tuple[int, int, int]]
+) -> np.ndarray:
     """M-RoPE positions [3, L]: text counts up on all axes, an image spans its merged rows and columns.
 
     Two text tokens, an image of 4x4 patches (2x2 merged), one text token:
@@ -121,7 +134,9 @@ class DialogueMaker:
 
     def single(self, example: Example) -> Dialogue:
         """An example as a dialogue of one turn."""
-        return self._build([(self._user_text(example, False), example.answer)], list(example.images), [self.name_of(example)])
+        return self._build(
+            [(self._user_text(example, False), example.answer)], list(example.images), [self.name_of(example)]
+        )
 
     @staticmethod
     def name_of(example: Example) -> str:

@@ -6,7 +6,12 @@ import random
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+)
 
 from evaluation.tiny_vlm.pictures import PLACEMENTS, Style, make_example
 from evaluation.tiny_vlm.tokenizer import SPECIAL_TOKENS, learn_merges, write_preprocessor, write_tokenizer

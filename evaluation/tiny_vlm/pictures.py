@@ -163,7 +163,9 @@ def draw(rng: random.Random, spec: PictureSpec) -> Image.Image:
     return image
 
 
-def _draw_digit(pen: ImageDraw.ImageDraw, digit: str, place: tuple[float, float, float], colour: tuple) -> None:
+def _draw_digit(
+    pen: ImageDraw.ImageDraw, digit: str, place: tuple[float, float, float], colour: tuple
+) -> None:
     """Fill the cells of a 5x7 digit whose height is twice the radius of place (x, y, radius)."""
     x, y, radius = place
     cell = 2 * radius / 7
@@ -175,7 +177,9 @@ def _draw_digit(pen: ImageDraw.ImageDraw, digit: str, place: tuple[float, float,
                 pen.rectangle((x0, y0, x0 + cell, y0 + cell), fill=colour)
 
 
-def _draw_shape(pen: ImageDraw.ImageDraw, shape: str, place: tuple[float, float, float], colour: tuple) -> None:
+def _draw_shape(
+    pen: ImageDraw.ImageDraw, shape: str, place: tuple[float, float, float], colour: tuple
+) -> None:
     """Fill a shape whose half height is the radius of place (x, y, radius)."""
     x, y, r = place
     if shape == "circle":

@@ -1,4 +1,4 @@
-"""Train the tiny model: python -m evaluation.tiny_vlm.train [--steps 6000] [--out gllm/models_data/tiny]
+"""Train the tiny model: python -m evaluation.tiny_vlm.train [--steps 5000] [--out gllm/models_data/tiny]
 
 A curriculum: one small picture with free answers first, then letters to choose, then two to four pictures, then all
 sizes. Loss counts answer tokens only. One core is enough; `--resume` continues from a stored checkpoint.
@@ -84,14 +84,17 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * (0.02 + 0.98 * cosine)
 
 
-def draw_batch(maker: DialogueMaker, rng: random.Random, mixture: Mixture, size: int) -> list[Dialogue]:
-    """Dialogues with one number of images; two in three batches have pictures of one size only."""
+def draw_batches(
+    maker: DialogueMaker, rng: random.Random, mixture: Mixture, size: int
+) -> list[list[Dialogue]]:
+    """Four batches of one number of images, each of dialogues of similar length, so that little is padding.
+
+    Two times in three all their pictures have one size.
+    """
     sizes = mixture.sizes if rng.random() < 0.33 else [rng.choice(list(mixture.sizes))]
     narrow = Mixture((rng.choice(mixture.num_images),), mixture.choice_share, sizes, mixture.max_follow_ups)
-    dialogues = [maker.dialogue(rng, narrow) for _ in range(size - 1)]
-    while not dialogues[0].images:  # a batch needs an image, which a greeting lacks
-        dialogues[0] = maker.dialogue(rng, narrow)
-    return [*dialogues, maker.dialogue(rng, narrow)]
+    pool = sorted((maker.dialogue(rng, narrow) for _ in range(4 * size)), key=lambda d: len(d.token_ids))
+    return [pool[start : start + size] for start in rng.sample(range(0, 4 * size, size), 4)]
 
 
 def accuracy_by_kind(
@@ -99,8 +102,7 @@ def accuracy_by_kind(
 ) -> dict[str, float]:
     """Share of answers right in every token, teacher-forced, over 128 held-out dialogues, by kind."""
     rng, right = random.Random(99), defaultdict(list)
-    for _ in range(4):
-        dialogues = draw_batch(maker, rng, mixture, 32)
+    for dialogues in [batch for _ in range(2) for batch in draw_batches(maker, rng, mixture, 16)]:
         batch = maker.collate(dialogues)
         with torch.no_grad():
             hits = (answer_logits(model, batch).argmax(-1) == batch.targets).tolist()
@@ -116,18 +118,21 @@ def accuracy_by_kind(
     return {kind: sum(values) / len(values) for kind, values in sorted(right.items())}
 
 
-def train(model: Qwen2_5_VLForConditionalGeneration, maker: DialogueMaker, options: argparse.Namespace) -> None:
+def train(
+    model: Qwen2_5_VLForConditionalGeneration, maker: DialogueMaker, options: argparse.Namespace
+) -> None:
     """Run the training loop from options.start to options.steps and store checkpoints in options.out."""
     rng = random.Random(options.seed + options.start)
     batch_vision_attention(model)
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=options.peak, betas=(0.9, 0.98))
-    begun, losses = time.time(), []
+    optimizer = torch.optim.AdamW(groups, lr=options.peak, betas=(0.9, 0.98), fused=True)
+    begun, losses, pool = time.time(), [], []
     for step in range(options.start, options.steps):
         mixture = mixture_at(step / options.steps)
-        batch = maker.collate(draw_batch(maker, rng, mixture, options.batch))
+        pool = pool or draw_batches(maker, rng, mixture, options.batch)
+        batch = maker.collate(pool.pop())
         loss = torch.nn.functional.cross_entropy(answer_logits(model, batch), batch.targets)
         optimizer.zero_grad()
         loss.backward()
@@ -150,9 +155,9 @@ def main() -> int:
     """Write the tokenizer, then train from scratch or from the checkpoint in --out."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_FOLDER, help="folder of the checkpoint")
-    parser.add_argument("--steps", type=int, default=6000, help="steps of the whole schedule")
+    parser.add_argument("--steps", type=int, default=5000, help="steps of the whole schedule")
     parser.add_argument("--start", type=int, default=0, help="first step (with --resume)")
-    parser.add_argument("--batch", type=int, default=32, help="dialogues a step")
+    parser.add_argument("--batch", type=int, default=16, help="dialogues a step")
     parser.add_argument("--peak", type=float, default=1.5e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true", help="continue from the weights in --out")
