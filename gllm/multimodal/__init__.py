@@ -1,0 +1,1 @@
+"""From a client's messages to token ids, item positions and resized pixels; no torch in here."""
