@@ -2,7 +2,7 @@
 
 A line is one flat JSON object: the fields of SGLang's `bench_serving` under the same names, plus `failed`,
 `slo_attainment`, `scheme`, `pp`, `tp`, `encoders`, `embedding_batch_size`, `token_budget`, `model`,
-`workload`, `hardware`, `source` (`measured` or `simulated`) and `commit`. Figures are drawn from these lines alone.
+`workload`, `hardware`, `source` (`measured` or `simulated`) and `commit`. Figures are drawn from these alone.
 An infinite request rate is written as the string "inf", because JSON has no infinity.
 """
 

@@ -103,7 +103,10 @@ def _add_dataset_flags(group: Any) -> None:
         "--random-output-len", type=int, help="answer tokens (default: 1024, or 1 for the paper's sets)"
     )
     group.add_argument(
-        "--random-range-ratio", type=float, default=0.0, help="shortest / longest length (default 0)"
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        help="lengths are drawn from ratio·length … length; 1 fixes them (default 0)",
     )
     group.add_argument(
         "--passage-tokens", type=int, help="mmmu: words before the questions (default 3000 at 1k and 2k)"

@@ -125,9 +125,10 @@ def load_tokenizer(name: str | None) -> Tokenizer | None:
     from transformers import AutoTokenizer  # takes seconds to import, and most runs do without
 
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(name)
+        found: Any = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ValueError(f"--tokenizer {name}: {error}") from error
+    tokenizer: Tokenizer = found
     return tokenizer
 
 

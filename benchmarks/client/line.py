@@ -28,6 +28,7 @@ def result_line(result: BenchResult, workload: str, **extra: Any) -> results.Lin
         "source": "measured",
         "commit": results.current_commit(),
         "input_token_source": _input_token_source(result),
+        "server_info": dict(result.server_info),
     }
     deployment = deployment_fields(result.server_info)
     deployment["hardware"] = deployment["hardware"] or results.hardware_name()

@@ -62,7 +62,7 @@ def load_rows(dataset_path: str = "", split: str = "validation", limit: int | No
     """
     path = Path(dataset_path or HUB_NAME)
     source = _local_rows(path, split) if path.exists() else _hub_rows(dataset_path or HUB_NAME, split)
-    rows = []
+    rows: list[MmmuRow] = []
     for raw in source:
         if limit is not None and len(rows) >= limit:
             break
@@ -119,8 +119,8 @@ def _hub_rows(name: str, split: str) -> Iterator[Mapping[str, Any]]:
         sets = [datasets.load_dataset(name, subject, split=split) for subject in subjects]
     except (OSError, datasets.exceptions.DatasetNotFoundError) as error:
         raise ConnectionError(
-            f"{name} is neither a folder nor reachable on the Hub ({error}): "
-            "give --dataset-path with its parquet files, or make a stand-in with `python -m benchmarks.workloads.synthetic --out DIR`"
+            f"{name} is neither a folder nor reachable on the Hub ({error}): give --dataset-path with its "
+            "parquet files, or make a stand-in with `python -m benchmarks.workloads.synthetic --out DIR`"
         ) from error
     return (row for one in sets for row in _undecoded(one))
 
@@ -132,4 +132,5 @@ def _undecoded(dataset: Any) -> Iterable[Mapping[str, Any]]:
     for number in range(1, MAX_IMAGES + 1):
         if f"image_{number}" in (dataset.column_names or ()):
             dataset = dataset.cast_column(f"image_{number}", datasets.Image(decode=False))
-    return dataset
+    rows: Iterable[Mapping[str, Any]] = dataset
+    return rows

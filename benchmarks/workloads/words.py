@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 from typing import Protocol
 
-VOCABULARY = tuple(
-    """
+_COMMON_WORDS = """
     the of and to in a is that for it as was with be by on not he his but at are this have from or
     had an they which one you were all her she there would their we him been has when who will no
     more if out so up said what its about than into them can only other time new some could these
     two may first then do any like my now over such our man me even most made after also did many
     off before must well back through years where much your way
-    """.split()
-)
+"""
+VOCABULARY = tuple(_COMMON_WORDS.split())
 
 
 class Tokenizer(Protocol):
