@@ -62,7 +62,7 @@ class Outbox:
         self._codec = codec
 
     def send(self, message: object, frames: Frames = ()) -> None:
-        """Queue a message, and raw frames behind it; large frames are not copied and must stay as they are."""
+        """Queue a message, and raw frames behind it; large ones are not copied: leave them as they are."""
         head = self._codec.encode(message)
         if not frames:
             self._socket.send_multipart(head)

@@ -166,9 +166,13 @@ class StageBatch:
 
 @dataclass(frozen=True, slots=True)
 class StageEncode:
-    """Driver -> its TP followers: encode these items together; pixels come by broadcast in the TP group."""
+    """Driver -> its TP followers: encode these items together; pixels come by broadcast in the TP group.
+
+    frames: pictures in each item, 1 for an image.
+    """
 
     grids: tuple[tuple[int, int, int], ...]
+    frames: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +192,9 @@ class TraceSpans:
 
 
 TYPES = (
-    AddRequest, AbortRequest, ItemHash, ItemFailed, EncodingStarted, CreditsShort, FlushCache, GetStats, Shutdown,
-    PixelBatch, RankReady, RankFailed, RankLoad, Stats, StageBatch, StageEncode, BatchResult, TraceSpans,
-    EncodeItems, SkipItems, ItemReleased, RequestFinished, RequestFailed,
+    AddRequest, AbortRequest, ItemHash, ItemFailed, EncodingStarted, CreditsShort, FlushCache, GetStats,
+    Shutdown, PixelBatch, RankReady, RankFailed, RankLoad, Stats, StageBatch, StageEncode, BatchResult,
+    TraceSpans, EncodeItems, SkipItems, ItemReleased, RequestFinished, RequestFailed,
 )  # fmt: skip
 
 

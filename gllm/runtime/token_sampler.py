@@ -1,4 +1,4 @@
-"""Sampling on the last stage: logits of a micro-batch to sampled tokens, with the histories that penalties need."""
+"""Sampling on the last stage: from logits to tokens, with the histories that penalties need."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from gllm.runtime.messages import StageBatch
 class TokenSampler:
     """Samples the targets of each micro-batch; keeps histories only of sequences with penalties.
 
-    The first token of a forked choice is drawn from the parent's row and history; the choice gets a history of
-    its own when it is announced as a new sequence.
+    The first token of a forked choice is drawn from the parent's row and history; the choice gets a history
+    of its own when it is announced as a new sequence.
     """
 
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:

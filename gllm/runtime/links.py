@@ -1,0 +1,60 @@
+"""How hidden states get from one pipeline stage to the next."""
+
+from collections import deque
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class StageLink(Protocol):
+    """One rank's way to the ranks with the same TP rank in the stages before and after it.
+
+    Micro-batches pass in order. Hidden states and residual travel as one tensor [2, T, H].
+    """
+
+    def expect(self, num_tokens: int) -> None:
+        """The micro-batch after those already expected has this many tokens; its transfer may start."""
+        ...
+
+    def receive(self) -> Tensor:
+        """[2, T, H] of the oldest expected micro-batch; waits for it."""
+        ...
+
+    def send(self, hidden: Tensor, residual: Tensor) -> None:
+        """Pass on [T, H] and [T, H]; does not wait for the receiver."""
+        ...
+
+
+class NoLink:
+    """For the only stage of a pipeline."""
+
+    def expect(self, num_tokens: int) -> None:
+        """Nothing comes."""
+
+    def receive(self) -> Tensor:
+        """There is no stage before this one."""
+        raise RuntimeError("the only stage has nothing to receive")
+
+    def send(self, hidden: Tensor, residual: Tensor) -> None:
+        """There is no stage behind this one."""
+        raise RuntimeError("the only stage has nobody to send to")
+
+
+class QueueLink:
+    """Stages in one process: a queue from the stage before, a queue to the stage behind."""
+
+    def __init__(self, incoming: deque[Tensor], outgoing: deque[Tensor]) -> None:
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    def expect(self, num_tokens: int) -> None:
+        """Nothing to prepare."""
+
+    def receive(self) -> Tensor:
+        """The oldest tensor; IndexError when there is none."""
+        return self._incoming.popleft()
+
+    def send(self, hidden: Tensor, residual: Tensor) -> None:
+        """Put both into the queue."""
+        self._outgoing.append(torch.stack((hidden, residual)))

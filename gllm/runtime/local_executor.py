@@ -1,0 +1,96 @@
+"""All stages and tensor-parallel ranks in one process: for tests and small offline runs.
+
+The ranks are the same objects as in a deployment of many processes; only the roads between them differ.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from threading import BrokenBarrierError
+from typing import TypeVar
+
+from gllm.core.batch import BatchResult, EncodeBatch, MicroBatch, Payload
+from gllm.core.request import MMItem
+from gllm.runtime.item_encoder import ItemEncoder, num_frames
+from gllm.runtime.messages import StageBatch
+from gllm.runtime.model_runner import ModelRunner
+from gllm.runtime.pixel_store import PixelStore
+from gllm.runtime.prompts import with_prompts
+
+T = TypeVar("T")
+
+
+class LocalExecutor:
+    """Runs each micro-batch through all stages at once, TP ranks of a stage as threads.
+
+    runners: one for each stage and TP rank. encoders: one for each TP rank of stage 0, or none.
+    give_up: breaks the barriers between the TP ranks, called when one of them failed.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[Sequence[ModelRunner]],
+        encoders: Sequence[ItemEncoder] = (),
+        pixels: PixelStore | None = None,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._runners = runners
+        self._encoders = encoders
+        self.pixels = pixels or PixelStore()
+        self._give_up = give_up
+        size = len(runners[0])
+        self._threads = ThreadPoolExecutor(size) if size > 1 else None
+
+    def submit(
+        self, batch: MicroBatch, tokens_of: Callable[[int], Sequence[int]], after_input: Callable[[], None]
+    ) -> BatchResult:
+        """Run a micro-batch through the whole pipeline and return its result."""
+        delta = with_prompts(StageBatch.of(batch), tokens_of)
+        (driver, *followers), *later = self._runners
+        result = self._together(
+            lambda: driver.run_first(batch, delta, after_input),
+            [partial(runner.run, delta) for runner in followers],
+        )
+        for first, *others in later:
+            result = self._together(
+                partial(first.run, delta), [partial(runner.run, delta) for runner in others]
+            )
+        if result is None:
+            raise RuntimeError("the last stage gave no result")
+        return result
+
+    def encode(self, batch: EncodeBatch, items: Sequence[MMItem]) -> list[Payload]:
+        """Encode items whose pixels are in `pixels`."""
+        pixels = self.pixels.take(batch.request_id, batch.items)
+        grids, frames = [item.grid for item in items], [num_frames(p) for p in pixels]
+        first, *followers = self._encoders
+        return self._together(
+            lambda: list(first.encode(pixels, grids)),
+            [partial(encoder.follow, grids, frames) for encoder in followers],
+        )
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _together(self, first: Callable[[], T], others: Sequence[Callable[[], object]]) -> T:
+        """Run the parts of one stage's TP ranks at the same time; the first one's value.
+
+        Raises what one of them raised: the barrier they meet at is broken, so that nobody waits for it.
+        """
+        if self._threads is None:
+            return first()
+        futures = [self._threads.submit(self._guarded, call) for call in (first, *others)]
+        done, _ = wait(futures)
+        errors = [e for future in done if (e := future.exception()) is not None]
+        for error in sorted(errors, key=lambda e: type(e) is BrokenBarrierError):
+            raise error
+        return futures[0].result()
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except BaseException:
+            self._give_up()
+            raise
