@@ -156,6 +156,14 @@ class EmbeddingStore:
                 again.append((index, entry.attempts[index]))
         return again
 
+    def retry(self, request_id: str, item: int, attempt: int) -> int | None:
+        """An attempt failed: the next attempt's number, or None when nobody waits for that attempt."""
+        entry = self.entries[request_id]
+        if entry.states[item] is not ItemState.WAITING or entry.attempts[item] != attempt:
+            return None
+        entry.attempts[item] += 1
+        return entry.attempts[item]
+
     def drop(self, request_id: str) -> list[Freed]:
         """Give up the embeddings a request holds; they count as used and must be required again."""
         entry = self.entries[request_id]

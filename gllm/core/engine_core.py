@@ -13,14 +13,13 @@ from gllm.core.budget import Budget, Load
 from gllm.core.core_config import CoreConfig
 from gllm.core.effects import (
     Effect,
-    EncodeItems,
     ItemReleased,
     RequestFailed,
     RequestFinished,
-    SkipItems,
 )
 from gllm.core.embeddings import EmbeddingStore
 from gllm.core.finish import finish_reason
+from gllm.core.item_flow import ItemFlow
 from gllm.core.kv import KvCache
 from gllm.core.request import Request
 from gllm.core.scheduler import Resources, Scheduler, by_arrival
@@ -50,6 +49,7 @@ class EngineCore:
         self.stage_encoder = stage_encoder
         self.pool = BlockPool(config.num_blocks)
         self.kv = KvCache(self.pool, config.block_size, config.prefix_caching)
+        self.items = ItemFlow(self.tracker, self.kv, stage_encoder)
         self.scheduler = make_scheduler(config.budget(), self)
         self.builder = BatchBuilder()
         self.requests: dict[str, Served] = {}
@@ -59,7 +59,6 @@ class EngineCore:
         self.flights: OrderedDict[int, Flight] = OrderedDict()
         self.credits_short: str | None = None
         self.num_preemptions = 0
-        self._effects: list[Effect] = []
         self._next_arrival = 0
         self._next_seq_id = 0
         self._just_encoded = False
@@ -79,13 +78,8 @@ class EngineCore:
         served = Served(request, self._next_arrival, digests=[None] * len(request.items))
         self._next_arrival += 1
         self.requests[request.request_id] = served
-        self.tracker.add(request.request_id, request.items)
         seq = self._new_sequence(served, choice=0)
-        if self.config.prefix_caching:
-            self._decide_items(served)
-        elif self.stage_encoder and request.items:
-            attempts = dict.fromkeys(range(len(request.items)), 0)
-            self.stage_encoder.need(request.request_id, served.arrival, request.items, attempts)
+        self.items.start(served)
         self.scheduler.update(seq)
 
     def on_item_hash(self, request_id: str, item: int, digest: bytes) -> None:
@@ -93,7 +87,7 @@ class EngineCore:
         served = self.requests.get(request_id)
         if served is not None and self.config.prefix_caching:
             served.digests[item] = digest
-            self._decide_items(served)
+            self.items.decide(served)
             self._update(served)
 
     def on_item_failed(self, request_id: str, item: int, status: int, message: str) -> None:
@@ -119,14 +113,24 @@ class EngineCore:
     def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Payload) -> bool:
         """An item is encoded. False when nobody waits for it any more; its memory is released then too."""
         if not self.tracker.put(request_id, item, attempt, payload):
-            self._effects.append(ItemReleased(request_id, item, attempt))
+            self.items.effects.append(ItemReleased(request_id, item, attempt))
             return False
         served = self.requests[request_id]
         served.encoding = True
+        self.items.arrived(served, item)
         if self.credits_short == request_id:
             self.credits_short = None
         self._update(served)
         return True
+
+    def on_encoder_lost(self, items: list[tuple[str, int, int]]) -> None:
+        """An encoder died with these (request, item, attempt); ask again for those that did not arrive."""
+        for request_id, item, attempt in items:
+            served = self.requests.get(request_id)
+            if served is None:
+                self.items.effects.append(ItemReleased(request_id, item, attempt))
+            else:
+                self.items.lost(served, item, attempt)
 
     def on_credits_short(self, request_id: str) -> None:
         """The first request in the encoder's queue waits for embedding memory that others hold."""
@@ -180,7 +184,7 @@ class EngineCore:
 
     def take_effects(self) -> list[Effect]:
         """What has to be done outside, in order; the list is the caller's."""
-        effects, self._effects = self._effects, []
+        effects, self.items.effects = self.items.effects, []
         return effects
 
     @property
@@ -216,7 +220,7 @@ class EngineCore:
         batch = self.builder.build(pairs, children, self.tracker)
         self.flights[batch.batch_id] = Flight(tuple(pairs), tuple(children))
         for seq, _ in pairs:
-            self._release_passed(self._served(seq))
+            self.items.release_passed(self._served(seq))
         return batch
 
     # -- resources, asked by the scheduler ------------------------------------------------------------
@@ -235,8 +239,8 @@ class EngineCore:
         if not self.kv.reserve(seq, served.digests, headroom):
             return False
         self.holders[seq.seq_id] = seq
-        self._require(seq, seq.num_dispatched)
-        self._release_passed(served)
+        self.items.require(served, seq, seq.num_dispatched)
+        self.items.release_passed(served)
         return True
 
     def grow(self, seq: Sequence) -> bool:
@@ -313,7 +317,7 @@ class EngineCore:
         seq.attempt += 1
         self.decoding.discard(seq.seq_id)
         self.builder.forget(seq)
-        self._require(seq, self.kv.cached_tokens(seq, self._served(seq).digests))
+        self.items.restart(self._served(seq), seq)
         self.scheduler.update(seq)
 
     def _relieve(self) -> bool:
@@ -333,10 +337,7 @@ class EngineCore:
         ]
         if holding:
             youngest = max(holding, key=lambda s: s.arrival)
-            for freed in self.tracker.drop(youngest.request_id):
-                self._effects.append(ItemReleased(youngest.request_id, freed.item, freed.attempt))
-            for seq in youngest.sequences:
-                self._require(seq, seq.num_dispatched)
+            self.items.drop(youngest)
             self._update(youngest)
 
     def _youngest_after(self, seq: Sequence) -> Sequence | None:
@@ -370,68 +371,56 @@ class EngineCore:
         if served.is_over:
             self._close_request(served)
         else:
-            self._release_passed(served)
+            self.items.release_passed(served)
 
     def _close_request(self, served: Served) -> None:
         request_id = served.request_id
         for seq in served.sequences:
             self.sequences.pop(seq.seq_id, None)
-        for freed in self.tracker.remove(request_id):
-            self._effects.append(ItemReleased(request_id, freed.item, freed.attempt))
-        if self.stage_encoder is not None:
-            self.stage_encoder.remove(request_id)
+        self.items.stop(served)
         if self.credits_short == request_id:
             self.credits_short = None
         del self.requests[request_id]
         cached = max(seq.num_cached for seq in served.sequences)
-        self._effects.append(RequestFinished(request_id, served.reason, cached))
+        self.items.effects.append(RequestFinished(request_id, served.reason, cached))
 
     def _fail(self, request_id: str, status: int, message: str) -> None:
-        self._effects.append(RequestFailed(request_id, status, message))
+        self.items.effects.append(RequestFailed(request_id, status, message))
 
-    # -- items -------------------------------------------------------------------------------------------
+    # -- looking in ----------------------------------------------------------------------------------------
 
-    def _decide_items(self, served: Served) -> None:
-        """With prefix caching: ask for the encoding of items in order, once their lookup missed."""
-        seq, items = served.sequences[0], served.request.items
-        while served.num_decided < len(items) and served.digests[served.num_decided] is not None:
-            item = served.num_decided
-            served.num_decided += 1
-            cached = self.kv.cached_tokens(seq, served.digests)
-            covered = self.tracker.cover(served.request_id, cached)
-            if covered:
-                self._effects.append(SkipItems(served.request_id, tuple(covered)))
-            if item not in covered and items[item].end > cached:
-                self._ask(served, [(item, 0)])
+    def waits(self) -> dict[str, str]:
+        """What each request waits for: embedding, kv, budget, pipeline slot, or pipeline (it is in there)."""
+        return {request_id: self._wait_of(served) for request_id, served in self.requests.items()}
 
-    def _require(self, seq: Sequence, start: int) -> None:
-        if not seq.finished:
-            served = self._served(seq)
-            again = self.tracker.require(served.request_id, start)
-            if again:
-                self._ask(served, again)
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters by name; see docs/operations.md for their meaning."""
+        running = len({seq.request.request_id for seq in self.holders.values()})
+        return {
+            "requests_running": running,
+            "requests_waiting": len(self.requests) - running,
+            "sequences_decoding": len(self.decoding),
+            "schedulable_tokens": self.scheduler.waiting_tokens,
+            "micro_batches_in_flight": len(self.flights),
+            "kv_blocks_total": self.pool.num_blocks,
+            "kv_blocks_used": self.pool.num_used,
+            "tracker_requests": len(self.tracker),
+            "tracker_tokens": self.tracker.tokens_held,
+            "tracker_bytes": self.tracker.bytes_held,
+            "stale_embeddings_total": self.tracker.num_stale,
+            "preemptions_total": self.num_preemptions,
+            "prefix_hit_tokens_total": self.kv.num_hit_tokens,
+        }
 
-    def _ask(self, served: Served, wanted: list[tuple[int, int]]) -> None:
-        """Have items encoded: (item, attempt) each."""
-        items, attempts = zip(*wanted)
-        self._effects.append(EncodeItems(served.request_id, items, attempts))
-        if self.stage_encoder is not None:
-            self.stage_encoder.need(
-                served.request_id, served.arrival, served.request.items, dict(zip(items, attempts))
-            )
-
-    def _release_passed(self, served: Served) -> None:
-        if not served.request.items:
-            return
-        freed = self.tracker.release_before(served.request_id, served.num_passed)
-        for one in freed:
-            if one.payload is not None:
-                self._effects.append(ItemReleased(served.request_id, one.item, one.attempt))
-        skipped = [one.item for one in freed if one.payload is None]
-        if skipped:
-            self._effects.append(SkipItems(served.request_id, tuple(skipped)))
-            if self.stage_encoder is not None:
-                self.stage_encoder.skip(served.request_id, skipped)
+    def _wait_of(self, served: Served) -> str:
+        live = [seq for seq in served.sequences if not seq.finished]
+        if any(seq.in_flight for seq in served.sequences):
+            return "pipeline"
+        if not any(self.schedulable_tokens(seq) for seq in live):
+            return "embedding"
+        if not any(seq.holds_blocks for seq in live):
+            return "kv"
+        return "pipeline slot" if len(self.flights) >= self.config.max_in_flight else "budget"
 
     # -- small things ---------------------------------------------------------------------------------------
 
