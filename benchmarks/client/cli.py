@@ -157,15 +157,24 @@ def _specs(args: argparse.Namespace) -> tuple[list[BenchSpec], str]:
 def _run(spec: BenchSpec, workload: str, args: argparse.Namespace) -> int:
     """One rate: measure, print, append; returns the number of failed requests."""
     result = asyncio.run(run_benchmark(spec))
-    extra = {"tag": args.tag, "experiment": args.experiment, "dataset_name": args.dataset_name} | dict(
-        args.set
-    )
-    line = result_line(result, workload, **extra)
+    line = result_line(result, workload, **(_call_fields(args) | dict(args.set)))
     print(format_report(line))
     if args.output_file:
         details = detail_fields(result) if args.output_details else {}
         results.append_line(args.output_file, line | details)
     return result.failed
+
+
+def _call_fields(args: argparse.Namespace) -> dict[str, Any]:
+    names = (
+        "tag",
+        "experiment",
+        "dataset_name",
+        "random_input_len",
+        "random_output_len",
+        "random_range_ratio",
+    )
+    return {name: vars(args)[name] for name in names}
 
 
 def _slo(text: str) -> tuple[str, float]:
