@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gllm.layers.comm import TensorParallel
+from gllm.layers.gemm import linear
 from gllm.layers.placement import Placement
 from gllm.layers.weights import CheckpointWeight, WeightPart, rows, whole
 
@@ -29,7 +29,7 @@ class ColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out / tp]."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def weights(self, prefix: str) -> Iterator[CheckpointWeight]:
         """`prefix.weight` [out, in] and `prefix.bias` [out]."""
@@ -54,7 +54,7 @@ class RowParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in / tp] -> [..., out], summed over the ranks."""
-        return self.tp.all_reduce(F.linear(x, self.weight, self.bias))
+        return self.tp.all_reduce(linear(x, self.weight, self.bias))
 
     def weights(self, prefix: str) -> Iterator[CheckpointWeight]:
         """`prefix.weight` [out, in] and, on rank 0, `prefix.bias` [out]."""
@@ -88,7 +88,7 @@ class StackedColumnParallelLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., sum(sizes)]: this rank's columns of the first matrix, then of the second, ..."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def weights(self, prefixes: Sequence[str]) -> Iterator[CheckpointWeight]:
         """One `prefix.weight` [total, in] (and `.bias`) for each matrix."""

@@ -9,7 +9,6 @@ from torch import nn
 
 from gllm.layers.comm import SINGLE, TensorParallel
 
-
 CPU = torch.device("cpu")
 
 

@@ -57,7 +57,7 @@ class HasWeights(Protocol):
 
 
 def whole(name: str, param: Tensor, shape: tuple[int, ...] | None = None) -> CheckpointWeight:
-    """A tensor that this rank keeps as a whole; `shape` is the checkpoint's, where a convolution is kept flat."""
+    """A tensor that this rank keeps whole; `shape` is the checkpoint's, where a convolution is kept flat."""
     source = tuple(slice(None) for _ in (shape or param.shape))
     return CheckpointWeight(name, shape or tuple(param.shape), param, (WeightPart(source, (slice(None),)),))
 
