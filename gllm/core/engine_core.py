@@ -45,7 +45,7 @@ class EngineCore:
         stage_encoder: StageEncoder | None = None,
     ) -> None:
         self.config = config
-        self.tracker = tracker or EmbeddingStore()
+        self.tracker = EmbeddingStore() if tracker is None else tracker
         self.stage_encoder = stage_encoder
         self.pool = BlockPool(config.num_blocks)
         self.kv = KvCache(self.pool, config.block_size, config.prefix_caching)
