@@ -19,7 +19,7 @@ def parse_choice(response: str, options: Sequence[str]) -> str | None:
     """The letter that a response to a multiple-choice question names, or None.
 
     Tried in order: a letter in brackets "(B)", a letter standing alone "B", a letter before a full stop "B.",
-    and, in a response of more than five words, the text of an option. The last one named wins. With four options
+    and, in a response of more than five words, the text of an option. The last one named wins. Examples:
     "B", "(B) because of A" and "The answer is B." are all B; "I do not know" is None.
     """
     letters = [chr(65 + index) for index in range(len(options))]
