@@ -39,7 +39,7 @@ class KVCache:
     """The cache of all layers of a stage, in one allocation."""
 
     def __init__(self, shape: KVCacheShape, place: Placement) -> None:
-        """Allocate and zero the cache: masked padding is read, so it must be finite, and pages are touched."""
+        """Allocate and zero the cache: padding is read (masked), so it must be finite; pages are touched."""
         self._blocks = torch.zeros(
             (
                 shape.num_layers,

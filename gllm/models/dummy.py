@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 BLOCK_ROWS = 4096
-"""Rows that are generated together; a rank that needs few rows of a large matrix generates only their blocks."""
+"""Rows that are generated together; a rank that needs few rows of a matrix generates only their blocks."""
 
 
 class DummySlice:
     """A tensor of random numbers, made when it is indexed; a function of seed, name and shape alone.
 
-    Numbers are uniform. Matrices have a standard deviation of 1 / sqrt(in), at most 0.05 (embeddings 0.02), so
-    that activations keep their size over many layers; biases are small; norm weights are near 1.
+    Numbers are uniform. Matrices have a standard deviation of 1 / sqrt(in), at most 0.05 (embeddings 0.02),
+    so that activations keep their size over many layers; biases are small; norm weights are near 1.
     """
 
     def __init__(self, name: str, shape: Sequence[int], seed: int) -> None:

@@ -1,0 +1,23 @@
+import pytest
+import torch
+
+from gllm.layers import gemm
+from gllm.layers.activation import silu_mul
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("rows", [1, 7, 8, 40])
+def test_a_bf16_product_is_right_with_and_without_bf16_instructions(native, rows, monkeypatch):
+    monkeypatch.setitem(gemm._NATIVE_ON_CPU, torch.bfloat16, native)
+    x, weight, bias = torch.randn(rows, 32), torch.randn(16, 32), torch.randn(16)
+    x, weight, bias = x.bfloat16(), weight.bfloat16(), bias.bfloat16()
+    exact = x.double() @ weight.double().T + bias.double()
+    out = gemm.linear(x, weight, bias)
+    assert out.dtype is torch.bfloat16
+    torch.testing.assert_close(out.double(), exact, atol=0.1, rtol=0.01)
+
+
+def test_silu_mul_gates_the_second_half_with_the_first():
+    x = torch.randn(5, 12)
+    expected = torch.nn.functional.silu(x[:, :6]) * x[:, 6:]
+    assert torch.equal(silu_mul(x.clone()), expected)
