@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -157,7 +158,7 @@ class PatchMerger(nn.Module):
         yield from self.down.weights(f"{prefix}.mlp.2")
 
 
-class Qwen2_5_VisionTransformer(nn.Module):
+class VisionTower(nn.Module):
     """The tower; its heads and MLPs are divided over the tensor-parallel ranks, which must call it together.
 
     Raises ValueError where there are more ranks than heads.
@@ -173,6 +174,7 @@ class Qwen2_5_VisionTransformer(nn.Module):
         self.merger = PatchMerger(shape, place)
         self.layouts = VisionLayouts(shape, place.device)
 
+    @torch.inference_mode()
     def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         """patches [N, patch_dim] of items with these grids (t, h, w) -> embeddings [N / U, out_hidden_size].
 

@@ -11,7 +11,7 @@ from transformers.vision_utils import get_vision_window_index
 
 from gllm.layers.comm import ThreadTensorParallel
 from gllm.layers.placement import Placement
-from gllm.models.qwen2_5_vit import Qwen2_5_VisionTransformer
+from gllm.models.qwen2_5_vit import VisionTower
 from gllm.models.window import VisionLayouts
 from tests.models.vision_oracle import SHAPE, oracle, ours, random_patches
 
@@ -72,7 +72,7 @@ def test_ranks_that_share_heads_unevenly_give_the_same_embeddings(reference, siz
 
 def test_more_ranks_than_heads_are_refused():
     with pytest.raises(ValueError, match="above 5 vision heads"):
-        Qwen2_5_VisionTransformer(SHAPE, Placement(tp=ThreadTensorParallel.create(6)[0]))
+        VisionTower(SHAPE, Placement(tp=ThreadTensorParallel.create(6)[0]))
 
 
 def test_bf16_stays_close_to_fp32(reference):

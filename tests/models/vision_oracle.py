@@ -9,7 +9,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 
 from gllm.core.model_shape import VisionShape
 from gllm.layers.placement import Placement
-from gllm.models.qwen2_5_vit import Qwen2_5_VisionTransformer
+from gllm.models.qwen2_5_vit import VisionTower
 
 SHAPE = VisionShape(
     depth=4,
@@ -52,7 +52,7 @@ def oracle(shape: VisionShape = SHAPE, seed: int = 0) -> Qwen2_5_VisionTransform
 
 def ours(reference: torch.nn.Module, place: Placement | None = None, shape: VisionShape = SHAPE):
     """Our tower (this rank's part of it) with the reference's weights."""
-    tower = Qwen2_5_VisionTransformer(shape, place or Placement())
+    tower = VisionTower(shape, place or Placement())
     state = {f"visual.{name}": value for name, value in reference.state_dict().items()}
     for weight in tower.weights():
         full = state.pop(weight.name)
