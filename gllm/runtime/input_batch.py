@@ -1,4 +1,4 @@
-"""The tensors of one micro-batch: positions, attention metadata and which rows are sampled.
+"""The tensors of one micro-batch: positions and attention metadata.
 
 Python runs once per chunk, never once per token: whatever has a value per token is computed in numpy.
 """
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gllm.core.batch import Chunk, Sample
+from gllm.core.batch import Chunk
 from gllm.layers.attention.metadata import AttentionMetadata
 from gllm.runtime.sequence_table import SequenceTable
 
@@ -23,13 +23,11 @@ class InputBatch:
     """What every stage needs to run the T tokens of a micro-batch.
 
     positions: int64 [3, T] (time, height, width; equal for text).
-    sample_rows: int64 [n], the row of each sample's logits (its chunk's last token).
     """
 
     num_tokens: int
     positions: Tensor
     meta: AttentionMetadata
-    sample_rows: Tensor
 
 
 class InputBuilder:
@@ -40,7 +38,7 @@ class InputBuilder:
         self._block_size = block_size
         self.device = device
 
-    def build(self, chunks: Sequence[Chunk], num_decodes: int, samples: Sequence[Sample]) -> InputBatch:
+    def build(self, chunks: Sequence[Chunk], num_decodes: int) -> InputBatch:
         """Inputs of these chunks, decodes first; KeyError where a sequence is unknown to this rank.
 
         Two chunks [5, 8) and [2, 3) with blocks of 4 in blocks (7, 9) and (3,): slots 37, 38, 39 and 14.
@@ -52,12 +50,10 @@ class InputBuilder:
         np.cumsum(lengths, out=bounds[1:])
         index = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)  # [T], place in the sequence
         meta = self._metadata(rows, bounds, starts + lengths, num_decodes, self._slots(rows, lengths, index))
-        sample_rows = np.array([bounds[s.chunk_index + 1] - 1 for s in samples], dtype=np.int64)
         return InputBatch(
             num_tokens=int(bounds[-1]),
             positions=self._to_device(self._positions(chunks, rows, bounds, index)),
             meta=meta,
-            sample_rows=self._to_device(sample_rows),
         )
 
     def _positions(

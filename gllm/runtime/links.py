@@ -3,14 +3,13 @@
 from collections import deque
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
 class StageLink(Protocol):
     """One rank's way to the ranks with the same TP rank in the stages before and after it.
 
-    Micro-batches pass in order. Hidden states and residual travel as one tensor [2, T, H].
+    Micro-batches pass in order; what travels is one tensor [T, H], the sum of hidden states and residual.
     """
 
     def expect(self, num_tokens: int) -> None:
@@ -18,11 +17,11 @@ class StageLink(Protocol):
         ...
 
     def receive(self) -> Tensor:
-        """[2, T, H] of the oldest expected micro-batch; waits for it."""
+        """[T, H] of the oldest expected micro-batch; waits for it."""
         ...
 
-    def send(self, hidden: Tensor, residual: Tensor) -> None:
-        """Pass on [T, H] and [T, H]; does not wait for the receiver."""
+    def send(self, hidden: Tensor) -> None:
+        """Pass on [T, H], which nobody changes any more; does not wait for the receiver."""
         ...
 
 
@@ -36,7 +35,7 @@ class NoLink:
         """There is no stage before this one."""
         raise RuntimeError("the only stage has nothing to receive")
 
-    def send(self, hidden: Tensor, residual: Tensor) -> None:
+    def send(self, hidden: Tensor) -> None:
         """There is no stage behind this one."""
         raise RuntimeError("the only stage has nobody to send to")
 
@@ -55,6 +54,6 @@ class QueueLink:
         """The oldest tensor; IndexError when there is none."""
         return self._incoming.popleft()
 
-    def send(self, hidden: Tensor, residual: Tensor) -> None:
-        """Put both into the queue."""
-        self._outgoing.append(torch.stack((hidden, residual)))
+    def send(self, hidden: Tensor) -> None:
+        """Put it into the queue."""
+        self._outgoing.append(hidden)

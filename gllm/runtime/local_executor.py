@@ -3,15 +3,22 @@
 The ranks are the same objects as in a deployment of many processes; only the roads between them differ.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from threading import BrokenBarrierError
 from typing import TypeVar
 
+from torch import Tensor
+
 from gllm.core.batch import BatchResult, EncodeBatch, MicroBatch, Payload
 from gllm.core.request import MMItem
+from gllm.layers.comm import SINGLE, ThreadTensorParallel
+from gllm.layers.placement import CPU
 from gllm.runtime.item_encoder import ItemEncoder, num_frames
+from gllm.runtime.links import QueueLink
+from gllm.runtime.loading import ModelPlan, load_encoder, load_stage, make_runner, rank_place
 from gllm.runtime.messages import StageBatch
 from gllm.runtime.model_runner import ModelRunner
 from gllm.runtime.pixel_store import PixelStore
@@ -94,3 +101,29 @@ class LocalExecutor:
         except BaseException:
             self._give_up()
             raise
+
+
+def load_local(plan: ModelPlan, num_blocks: int, with_vision: bool = True) -> LocalExecutor:
+    """Load all ranks of a deployment into this process, on its CPU."""
+    pp, tp = plan.config.parallel.pp, plan.config.parallel.tp
+    hops = [[deque[Tensor]() for _ in range(tp)] for _ in range(pp + 1)]
+    groups = [ThreadTensorParallel.create(tp) if tp > 1 else [SINGLE] for _ in range(pp)]
+    runners = []
+    for stage in range(pp):
+        ranks = []
+        for group, incoming, outgoing in zip(groups[stage], hops[stage], hops[stage + 1]):
+            place = plan.placement(CPU, group)
+            model = load_stage(plan, stage, place)
+            rank = rank_place(plan, stage, group, QueueLink(incoming, outgoing))
+            ranks.append(make_runner(plan, model, rank, place, num_blocks))
+        runners.append(ranks)
+    encoders = []
+    if with_vision and plan.shape.vision is not None:
+        encoders = [load_encoder(plan, plan.placement(CPU, group)) for group in groups[0]]
+
+    def give_up() -> None:
+        for group in groups:
+            if tp > 1:
+                group[0].abort()
+
+    return LocalExecutor(runners, encoders, give_up=give_up)

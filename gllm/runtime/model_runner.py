@@ -11,6 +11,7 @@ from gllm.core.batch import BatchResult, EmbedRows, MicroBatch
 from gllm.layers.attention.metadata import AttentionMetadata
 from gllm.layers.comm import TensorParallel
 from gllm.layers.kv_cache import KVCache, LayerKV
+from gllm.models.qwen2_layer import SampledRows
 from gllm.runtime.input_batch import InputBatch, InputBuilder
 from gllm.runtime.links import StageLink
 from gllm.runtime.messages import StageBatch
@@ -27,12 +28,12 @@ class StageModel(Protocol):
     def forward(
         self,
         hidden: Tensor,
-        residual: Tensor | None,
         positions: Tensor,
-        kv_caches: Sequence[LayerKV],
+        kv: Sequence[LayerKV],
         meta: AttentionMetadata,
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden states and residual [T, H] behind this stage's layers."""
+        rows: SampledRows | None = None,
+    ) -> Tensor:
+        """hidden [T, H] -> the next stage's [T, H]; on the last stage, the sampled rows, normalised."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -42,35 +43,37 @@ class StageModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank stands: its stage of num_stages, and its tensor-parallel group."""
+    """Where a rank stands: which end of the pipeline its stage is, its TP group, its neighbours."""
 
-    stage: int
-    num_stages: int
+    is_first: bool
+    is_last: bool
     tp: TensorParallel
+    link: StageLink
 
     @property
-    def is_first(self) -> bool:
-        return self.stage == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.stage == self.num_stages - 1
+    def samples(self) -> bool:
+        """True on the one rank that samples: TP rank 0 of the last stage."""
+        return self.is_last and self.tp.rank == 0
 
 
 class ModelRunner:
     """Runs micro-batches in order: deltas, block copies, layers, and on the last stage the sampler."""
 
     def __init__(
-        self, model: StageModel, kv: KVCache, place: RankPlace, inputs: InputBuilder, link: StageLink
+        self,
+        model: StageModel,
+        kv: KVCache,
+        place: RankPlace,
+        inputs: InputBuilder,
+        sampler: TokenSampler | None,
     ) -> None:
+        """sampler: given where `place.samples`."""
         self.place = place
         self._model = model
         self._kv = kv
         self._inputs = inputs
-        self._link = link
+        self._sampler = sampler
         self._device = inputs.device
-        samples = place.is_last and place.tp.rank == 0
-        self._sampler = TokenSampler(model.vocab_size, self._device) if samples else None
 
     @torch.inference_mode()
     def run_first(
@@ -87,7 +90,7 @@ class ModelRunner:
         after_input()
         if batch.embeds:
             hidden = self.place.tp.broadcast(hidden)
-        return self._run(delta, inputs, hidden, None)
+        return self._run(delta, inputs, hidden)
 
     @torch.inference_mode()
     def run(self, delta: StageBatch) -> BatchResult | None:
@@ -97,36 +100,31 @@ class ModelRunner:
         """
         inputs = self._prepare(delta)
         if not self.place.is_first:
-            hidden, residual = self._link.receive()
-            return self._run(delta, inputs, hidden, residual)
+            return self._run(delta, inputs, self.place.link.receive())
         ids = torch.empty(inputs.num_tokens, dtype=torch.int64, device=self._device)
         hidden = self._model.embed(self.place.tp.broadcast(ids))
         if delta.has_embeds:
             hidden = self.place.tp.broadcast(hidden)
-        return self._run(delta, inputs, hidden, None)
+        return self._run(delta, inputs, hidden)
 
     def _prepare(self, delta: StageBatch) -> InputBatch:
         self._inputs.table.apply(delta.finished, delta.new, delta.grown)
         if self._sampler is not None:
             self._sampler.apply(delta)
         self._kv.copy_blocks(delta.copies)
-        return self._inputs.build(delta.chunks, delta.num_decodes, delta.samples)
+        return self._inputs.build(delta.chunks, delta.num_decodes)
 
-    def _run(
-        self, delta: StageBatch, inputs: InputBatch, hidden: Tensor, residual: Tensor | None
-    ) -> BatchResult | None:
-        hidden, residual = self._model.forward(
-            hidden, residual, inputs.positions, self._kv.layers, inputs.meta
-        )
+    def _run(self, delta: StageBatch, inputs: InputBatch, hidden: Tensor) -> BatchResult | None:
         if not self.place.is_last:
-            self._link.send(hidden, residual)
+            self.place.link.send(self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta))
             return None
-        tokens = ()
-        if delta.samples:
-            logits = self._model.logits(hidden[inputs.sample_rows])
-            if self._sampler is not None:
-                tokens = self._sampler.sample(logits, delta)
-        return BatchResult(delta.batch_id, tokens) if self._sampler is not None else None
+        rows = SampledRows.of(inputs.meta, [choice.chunk_index for choice in delta.samples])
+        hidden = self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta, rows)
+        logits = self._model.logits(hidden) if delta.samples else None
+        if self._sampler is None:
+            return None
+        tokens = self._sampler.sample(logits, delta) if logits is not None else ()
+        return BatchResult(delta.batch_id, tokens)
 
 
 def _merge(hidden: Tensor, embeds: Sequence[EmbedRows]) -> None:

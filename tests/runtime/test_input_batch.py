@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gllm.core.batch import Chunk, NewSequence, Sample
+from gllm.core.batch import Chunk, NewSequence
 from gllm.core.request import MMItem, SamplingParams
 from gllm.layers.mrope import mrope_positions
 from gllm.runtime.input_batch import InputBuilder
@@ -45,7 +45,7 @@ def test_every_token_has_its_position_and_its_slot(case: tuple[int, list[NewSequ
     block_size, sequences, chunks, num_decodes = case
     table = SequenceTable(spatial_merge_size=2)
     table.apply([], sequences, [])
-    batch = InputBuilder(table, block_size, CPU).build(chunks, num_decodes, [])
+    batch = InputBuilder(table, block_size, CPU).build(chunks, num_decodes)
     positions, slots = [], []
     for chunk in chunks:
         seq = sequences[chunk.seq_id]
@@ -68,7 +68,7 @@ def test_attention_learns_lengths_and_blocks_of_each_chunk(
     block_size, sequences, chunks, num_decodes = case
     table = SequenceTable()
     table.apply([], sequences, [])
-    meta = InputBuilder(table, block_size, CPU).build(chunks, num_decodes, []).meta
+    meta = InputBuilder(table, block_size, CPU).build(chunks, num_decodes).meta
     assert meta.query_lens == [chunk.length for chunk in chunks]
     assert meta.kv_lens == meta.seq_kv.tolist() == [chunk.end for chunk in chunks]
     assert meta.cu_query.tolist() == [sum(meta.query_lens[:i]) for i in range(len(chunks) + 1)]
@@ -82,15 +82,5 @@ def test_attention_learns_lengths_and_blocks_of_each_chunk(
 def test_slots_of_the_example_in_the_docstring():
     table = SequenceTable()
     table.apply([], [announce(1, 8, (), (7, 9)), announce(2, 3, (), (3,))], [])
-    batch = InputBuilder(table, 4, CPU).build([Chunk(1, 5, 3), Chunk(2, 2, 1)], 0, [])
+    batch = InputBuilder(table, 4, CPU).build([Chunk(1, 5, 3), Chunk(2, 2, 1)], 0)
     assert batch.meta.slot_mapping.tolist() == [37, 38, 39, 14]
-
-
-def test_samples_read_the_last_row_of_their_chunk():
-    table = SequenceTable()
-    table.apply([], [announce(1, 8, (), (0, 1)), announce(2, 3, (), (2,))], [])
-    chunks = [Chunk(1, 0, 5), Chunk(2, 0, 3)]
-    batch = InputBuilder(table, 4, CPU).build(
-        chunks, 0, [Sample(1, SamplingParams(), ()), Sample(0, SamplingParams(), ())]
-    )
-    assert batch.sample_rows.tolist() == [7, 4]

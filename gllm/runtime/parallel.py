@@ -1,0 +1,141 @@
+"""The ranks of a deployment as torch.distributed sees them: TP groups, links between stages."""
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gllm.layers.comm import SINGLE, GroupTensorParallel, TensorParallel
+from gllm.runtime.links import NoLink, StageLink
+
+CONNECT_TIMEOUT = timedelta(minutes=10)  # other ranks may still read their weights
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where ranks find each other. listen_fd: on rank 0, a listening socket that is already bound."""
+
+    host: str
+    port: int
+    listen_fd: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """A rank among pp * tp: rank = stage * tp + tp rank."""
+
+    rank: int
+    pp: int
+    tp: int
+
+    @property
+    def world_size(self) -> int:
+        return self.pp * self.tp
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.tp
+
+    @property
+    def tp_rank(self) -> int:
+        return self.rank % self.tp
+
+    @property
+    def sampler(self) -> int:
+        """The rank that samples: TP rank 0 of the last stage."""
+        return (self.pp - 1) * self.tp
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenShape:
+    """What travels between stages: [T, hidden_size] of this type."""
+
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class GroupLink:
+    """Point-to-point between stages. Receives are posted ahead, sends are never waited for.
+
+    gloo completes a send only when its receive is posted, and its buffer must stay until then. At most
+    max_in_flight micro-batches are inside the pipeline, so a send that is max_in_flight sends old has been
+    received, and waiting for it returns at once.
+    """
+
+    def __init__(self, layout: RankLayout, shape: HiddenShape, max_in_flight: int) -> None:
+        self._previous, self._next = layout.rank - layout.tp, layout.rank + layout.tp
+        self._shape = shape
+        self._max_in_flight = max_in_flight
+        self._receiving: deque[tuple[dist.Work | None, Tensor]] = deque()
+        self._sending: deque[tuple[dist.Work | None, Tensor]] = deque()
+
+    def expect(self, num_tokens: int) -> None:
+        """Post the receive of [num_tokens, H]."""
+        if self._previous < 0:
+            return
+        size, shape = self._shape.hidden_size, self._shape
+        buffer = torch.empty(num_tokens, size, dtype=shape.dtype, device=shape.device)
+        self._receiving.append((dist.irecv(buffer, self._previous), buffer))
+
+    def receive(self) -> Tensor:
+        """Wait for the oldest posted receive. Raises RuntimeError when the peer is lost."""
+        work, buffer = self._receiving.popleft()
+        if work is not None:
+            work.wait()
+        return buffer
+
+    def send(self, hidden: Tensor) -> None:
+        """Start to send; the tensor is kept until it is received."""
+        while len(self._sending) >= self._max_in_flight:
+            work, _ = self._sending.popleft()
+            if work is not None:
+                work.wait()
+        self._sending.append((dist.isend(hidden, self._next), hidden))
+
+
+class ParallelContext:
+    """This rank's groups. With one rank nothing is set up and nothing is exchanged."""
+
+    def __init__(self, layout: RankLayout, device: torch.device, rendezvous: Rendezvous) -> None:
+        """Meets the other ranks; all of them call this. Raises RuntimeError when they do not come."""
+        self.layout = layout
+        self.device = device
+        self.tp: TensorParallel = SINGLE
+        if layout.world_size == 1:
+            return
+        store = dist.TCPStore(
+            rendezvous.host,
+            rendezvous.port,
+            is_master=layout.rank == 0,
+            timeout=CONNECT_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=rendezvous.listen_fd,
+        )
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=layout.rank, world_size=layout.world_size)
+        for stage in range(layout.pp) if layout.tp > 1 else ():
+            first = stage * layout.tp
+            group = dist.new_group(list(range(first, first + layout.tp)))
+            if stage == layout.stage:
+                self.tp = GroupTensorParallel(group)
+
+    def link(self, shape: HiddenShape, max_in_flight: int) -> StageLink:
+        """The link to the stages before and after this one."""
+        return GroupLink(self.layout, shape, max_in_flight) if self.layout.pp > 1 else NoLink()
+
+    def smallest(self, value: int) -> int:
+        """The least of all ranks' values; all of them call this."""
+        if self.layout.world_size == 1:
+            return value
+        number = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(number, op=dist.ReduceOp.MIN)
+        return int(number)
+
+    def close(self) -> None:
+        """Leave the groups."""
+        if self.layout.world_size > 1:
+            dist.destroy_process_group()
