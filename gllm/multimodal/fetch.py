@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from gllm.multimodal.data_url import parse_data_url
 from gllm.multimodal.errors import BadInput, excerpt
 from gllm.multimodal.header import SIGNATURE_BYTES, ImageHeader, read_header
-from gllm.multimodal.http_fetch import HttpFetcher
+from gllm.multimodal.http_fetch import HttpFetcher, Lookup, system_lookup
 from gllm.multimodal.limits import MediaLimits
 from gllm.multimodal.local_file import read_local_file
 from gllm.multimodal.pool import MediaPool
@@ -107,10 +107,10 @@ class MediaFetcher:
     Used in one event loop; close() ends it.
     """
 
-    def __init__(self, limits: MediaLimits, pool: MediaPool):
+    def __init__(self, limits: MediaLimits, pool: MediaPool, lookup: Lookup = system_lookup):
         self._limits = limits
         self._pool = pool
-        self._http = HttpFetcher(limits)
+        self._http = HttpFetcher(limits, lookup)
 
     def open(self, url: str) -> FetchedMedia:
         """Begin to fetch; errors, even of the URL's form, come out of header() and read()."""

@@ -40,8 +40,9 @@ ORIENTATION_TAG = 0x0112
 # Metadata of these formats may stand behind the pixels, so only the whole file tells.
 WHOLE_FILE_FORMATS = ("TIFF", "AVIF")
 
-# The limit of this package refuses large images with a message of its own.
+# What is damaged or too large is refused by errors of this package; PIL's warnings would only fill logs.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +139,10 @@ def _open_header(data: bytes, name: str, complete: bool, max_pixels: int) -> Ima
 def _orientation(image: Image.Image) -> int:
     """EXIF's orientation; 1, upright, when it is absent or out of range.
 
-    In a PNG only what precedes the pixels counts, as its standard (third edition) demands.
+    In a PNG only what precedes the pixels counts, as its standard (third edition) demands. A TIFF is turned
+    by PIL itself, which also tells its size as turned.
     """
-    if image.format == "PNG" and "exif" not in image.info:
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
         return 1
     value = image.getexif().get(ORIENTATION_TAG, 1)
     return value if value in range(1, 9) else 1

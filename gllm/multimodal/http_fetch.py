@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -17,8 +17,20 @@ from gllm.multimodal.errors import BadInput, excerpt
 from gllm.multimodal.hosts import Address, HostRules, parse_hosts
 from gllm.multimodal.limits import MediaLimits
 
+# (host, port, family) -> the (family, address) pairs of a host name.
+Lookup = Callable[[str, int, socket.AddressFamily], Awaitable[list[tuple[socket.AddressFamily, str]]]]
+
 REDIRECTS = (301, 302, 303, 307, 308)
 HEADERS = {"User-Agent": "rserve", "Accept": "image/*,*/*;q=0.5", "Accept-Encoding": "identity"}
+
+
+async def system_lookup(
+    host: str, port: int, family: socket.AddressFamily
+) -> list[tuple[socket.AddressFamily, str]]:
+    """Ask the system's resolver."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+    return [(entry[0], entry[4][0]) for entry in found]
 
 
 class CheckedResolver(AbstractResolver):
@@ -28,18 +40,18 @@ class CheckedResolver(AbstractResolver):
     such as 0x7f.1 or 2130706433 pass through here too, and are judged by the address they stand for.
     """
 
-    def __init__(self, rules: HostRules):
+    def __init__(self, rules: HostRules, lookup: Lookup):
         self._rules = rules
+        self._lookup = lookup
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
+            found = await self._lookup(host, port, family)
         except (OSError, UnicodeError):
             raise BadInput(f"the host {host!r} is not known", code="invalid_image_url") from None
-        families = {_address(entry[4][0]): entry[0] for entry in found}
+        families = {_address(text): family for family, text in found}
         allowed = self._rules.check(host.lower().rstrip("."), port, list(families))
         return [
             ResolveResult(
@@ -93,8 +105,9 @@ class HostGate:
 class HttpFetcher:
     """Fetches http and https URLs under the limits and host rules of one server."""
 
-    def __init__(self, limits: MediaLimits):
+    def __init__(self, limits: MediaLimits, lookup: Lookup = system_lookup):
         self._limits = limits
+        self._lookup = lookup
         self._rules = parse_hosts(limits.media_hosts)
         self._gate = HostGate(limits.max_connections_per_host, limits.fetch_timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -112,6 +125,8 @@ class HttpFetcher:
                     f"{self._limits.stall_timeout_s:g} s without a byte; send the image as a data: URL",
                     code="image_fetch_timeout",
                 ) from None
+            except aiohttp.InvalidURL:
+                raise BadInput(f"{excerpt(text)} is not a URL", code="invalid_image_url") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise BadInput(
                     f"{excerpt(text)} could not be fetched ({type(error).__name__})", code="invalid_image_url"
@@ -179,7 +194,7 @@ class HttpFetcher:
             limits = self._limits
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=0, resolver=CheckedResolver(self._rules), use_dns_cache=False
+                    limit=0, resolver=CheckedResolver(self._rules, self._lookup), use_dns_cache=False
                 ),
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=limits.connect_timeout_s, sock_read=limits.stall_timeout_s

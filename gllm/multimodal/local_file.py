@@ -33,10 +33,11 @@ def read_local_file(url: str, allowed_path: str | None, max_bytes: int) -> bytes
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
         raise refused from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise refused
     with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise refused
         check_bytes(status.st_size, max_bytes)
         data = file.read(max_bytes + 1)
     check_bytes(len(data), max_bytes)
