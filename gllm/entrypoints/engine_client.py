@@ -234,7 +234,8 @@ class EngineClient:
         self._stats_waiters.append(waiter)
         self.send(GetStats())
         try:
-            return await asyncio.wait_for(waiter, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await waiter
         except TimeoutError:
             return None
         finally:
