@@ -1,0 +1,32 @@
+"""Figure 20: TTFT with one device for the language model and one for the encoder (§4.4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.results import Line
+from plots import paper
+from plots.command import draw_command
+from plots.lines import groups
+from plots.rate_panels import TTFT, Curves, RateFigure, signed
+
+
+def draw(lines: Sequence[Line], out_dir: Path) -> list[Path]:
+    """Draw every group of the experiment, measured and simulated ones in figures of their own."""
+    figure = RateFigure("fig20", "TTFT, one LLM device and one encoder", TTFT, notes=_notes)
+    return [path for group in groups(lines, "fig20") for path in figure.draw(group, out_dir)]
+
+
+def _notes(_: str, curves: Curves) -> str:
+    base = {point.x: point.y for point in curves.get("gLLM-epd", [])}
+    changes = [point.y / base[point.x] - 1 for point in curves.get("RServe", []) if base.get(point.x)]
+    if not changes:
+        return ""
+    return (
+        f"RServe vs gLLM-epd, best rate: {signed(min(changes))} (paper up to {signed(paper.SINGLE_GPU_TTFT)})"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(draw_command(draw))
