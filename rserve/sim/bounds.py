@@ -68,7 +68,7 @@ def best_chunk(cost: CostModel, prompt_len: int) -> float:
 def _prefill_bound(cost: CostModel, start: int, end: int, token_budget: int) -> float:
     """W(start, end) on the slowest stage with fixed costs, and the least micro-batch on every other stage."""
     last = cost.machine.pp - 1
-    least = [cost.stage_time(stage, [(0, 1)], int(stage == last)) for stage in range(cost.machine.pp)]
+    least = cost.least_times
     micro_batches = ceil((end - start) / token_budget)
     through = max(
         cost.least_compute_time(stage, start, end) + micro_batches * cost.fixed_time - least[stage]

@@ -62,7 +62,8 @@ def stage_coefficients(machine: Machine) -> list[StageCoefficients]:
 class CostModel:
     """Times of one machine under one set of constants.
 
-    Chunks are (start, length) pairs: `length` tokens after `start` cached ones.
+    Chunks are (start, length) pairs: `length` tokens after `start` cached ones. least_times: what each
+    stage needs for the smallest micro-batch that samples a token.
     """
 
     def __init__(self, machine: Machine, constants: Constants) -> None:
@@ -72,7 +73,9 @@ class CostModel:
         self.encoder = self._encoder()
         hardware, c = machine.hardware, constants
         self._bandwidth = hardware.memory_bandwidth * c.memory_efficiency
+        self._twins = [self.stages.index(stage) for stage in self.stages]
         self._token_bytes = machine.model.text.hidden_size * machine.dtype_bytes
+        self.least_times = tuple(self.stage_times([(0, 1)], 1))
 
     def stage_time(self, stage: int, chunks: Sequence[tuple[int, int]], num_samples: int) -> float:
         """Seconds that a stage is occupied by a micro-batch, its CPU work included.
@@ -89,6 +92,13 @@ class CostModel:
         layers = (gemm + attention) / (1.0 - c.elementwise_share)
         overhead = c.iteration_overhead + c.chunk_overhead * len(chunks)
         return layers + self._all_reduces(k, num_tokens) + self._head(k, num_samples) + overhead
+
+    def stage_times(self, chunks: Sequence[tuple[int, int]], num_samples: int) -> list[float]:
+        """`stage_time` of every stage; stages with equal coefficients are computed once."""
+        times: list[float] = []
+        for stage, twin in enumerate(self._twins):
+            times.append(times[twin] if twin < stage else self.stage_time(stage, chunks, num_samples))
+        return times
 
     def encode_time(self, items: Sequence[int]) -> float:
         """Seconds that an encoder is occupied by one batch of items (embedding tokens of each)."""

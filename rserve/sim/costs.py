@@ -1,7 +1,8 @@
 """Named sets of machine constants: what the cost model knows beside shapes and data-sheet numbers.
 
 A set is a JSON file under `constants/`. Each number carries its unit and where it comes from; a set may
-extend another one and then gives only what differs.
+extend another one and then gives only what differs. Overlays hold only differences and are laid over any
+set: "clean+vllm".
 """
 
 import json
@@ -99,24 +100,38 @@ def constant_sets() -> list[str]:
 
 
 def read_sourced(name: str) -> dict[str, Sourced]:
-    """A set with units and sources. `name`: a shipped set, or the path of a JSON file.
+    """A set with units and sources.
 
-    Raises ValueError for an unknown set, an unknown constant, or a number without a source.
+    name: a shipped set or the path of a JSON file; further ones, after a +, are laid over it: "vidur+vllm".
+    Raises ValueError for an unknown set, an unknown constant, a number without a source, or a set that is
+    only an overlay.
     """
+    entries: dict[str, Sourced] = {}
+    for part in name.split("+"):
+        entries |= _read_file(part)
+    if missing := _known_names() - entries.keys():
+        raise ValueError(
+            f"constant set {name}: lay it over a whole set; missing {', '.join(sorted(missing))}"
+        )
+    return entries
+
+
+def _known_names() -> set[str]:
+    return {field.name for field in fields(Constants)} - {"name"}
+
+
+def _read_file(name: str) -> dict[str, Sourced]:
     path = Path(name) if name.endswith(".json") else CONSTANTS_FOLDER / f"{name}.json"
     if not path.is_file():
         raise ValueError(f"no constant set {name!r}; there are {', '.join(constant_sets())}")
     content = json.loads(path.read_text())
-    entries = read_sourced(content["extends"]) if "extends" in content else {}
-    known = {field.name for field in fields(Constants)} - {"name"}
+    entries = _read_file(content["extends"]) if "extends" in content else {}
     for key, entry in content["constants"].items():
-        if key not in known:
+        if key not in _known_names():
             raise ValueError(f"{path.name}: unknown constant {key!r}")
         if not entry.get("source"):
             raise ValueError(f"{path.name}: {key} has no source")
         entries[key] = Sourced(entry["value"], entry["unit"], entry["source"])
-    if missing := known - entries.keys():
-        raise ValueError(f"{path.name}: missing {', '.join(sorted(missing))}")
     return entries
 
 
@@ -130,5 +145,5 @@ def constants_from(name: str, entries: Mapping[str, Sourced]) -> Constants:
 
 
 def load_constants(name: str) -> Constants:
-    """The constants of a shipped set, or of a JSON file given by its path."""
-    return constants_from(Path(name).stem if name.endswith(".json") else name, read_sourced(name))
+    """The constants of a set; `name` as for `read_sourced`."""
+    return constants_from(name, read_sourced(name))

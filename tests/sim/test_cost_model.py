@@ -111,7 +111,7 @@ def test_an_encoder_on_stage_0_is_sharded_over_its_tp_devices():
 
 def test_the_driver_pays_per_request_and_per_received_byte():
     cost = CostModel(model(pp=4, encoders=1).machine, replace(CLEAN, driver_request_time=1e-3))
-    relay = CostModel(cost.machine, load_constants("host-relay"))
+    relay = CostModel(cost.machine, load_constants("clean+host-relay"))
     assert cost.driver_time(3, 1000) == pytest.approx(3e-3)
     assert relay.driver_time(0, 1000) == pytest.approx(1000 * 8192 * 2 * 1e-9)
 

@@ -7,8 +7,20 @@ import pytest
 from rserve.sim.costs import Table, constant_sets, load_constants, read_sourced
 from rserve.sim.hardware import DEVICES_FILE, load_hardware, load_model
 
+OVERLAYS = {"all-reduce-x3", "host-relay", "vllm"}
+WHOLE = ["clean", "vidur", *(f"clean+{name}" for name in sorted(OVERLAYS))]
 
-@pytest.mark.parametrize("name", constant_sets())
+
+def test_an_overlay_alone_is_refused_and_all_others_are_whole_sets():
+    for name in constant_sets():
+        if name in OVERLAYS:
+            with pytest.raises(ValueError, match="lay it over"):
+                load_constants(name)
+        else:
+            load_constants(name)
+
+
+@pytest.mark.parametrize("name", WHOLE)
 def test_every_constant_of_every_set_has_a_unit_and_a_source(name):
     entries = read_sourced(name)
     assert all(entry.unit and entry.source for entry in entries.values())
@@ -37,8 +49,8 @@ def test_a_table_refuses_points_that_make_no_sense(points):
         Table(points)
 
 
-def test_a_set_that_extends_another_changes_only_what_it_names():
-    clean, tripled = load_constants("clean"), load_constants("all-reduce-x3")
+def test_an_overlay_changes_only_what_it_names():
+    clean, tripled = load_constants("clean"), load_constants("clean+all-reduce-x3")
     assert tripled.all_reduce_factor == 3 * clean.all_reduce_factor
     assert tripled.gemm_utilisation == clean.gemm_utilisation
 

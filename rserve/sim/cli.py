@@ -1,0 +1,181 @@
+"""`rserve simulate`, `rserve paper` and `rserve timeline`."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from gllm.core.model_shape import PRESETS
+from gllm.core.trace import trace_json
+from rserve.core.epd_core import INTRA_READINGS, SCHEMES
+
+from .costs import constant_sets
+from .hardware import devices
+from .output import append_lines, current_commit
+from .paper import SETS, write_paper
+from .scenario import Scenario
+from .simulator import Simulated, simulate
+from .sweep import expand, parse_values, run_all
+from .workload import WORKLOADS
+
+T = TypeVar("T")
+Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the simulator's commands. Each sets `run`: from the parsed arguments to an exit code."""
+    _add_simulate(subparsers)
+    _add_paper(subparsers)
+    _add_timeline(subparsers)
+
+
+def _add_simulate(subparsers: Subparsers) -> None:
+    about = "Run the production scheduler on a simulated machine; append one result line per point."
+    parser = subparsers.add_parser("simulate", help=about, description=about)
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--model", default="qwen2.5-vl-72b", help=f"{', '.join(PRESETS)}, or a checkpoint folder"
+    )
+    machine.add_argument("--hardware", default="h100", choices=list(devices()))
+    machine.add_argument(
+        "--costs", default="clean", help=f"constants: {', '.join(constant_sets())}; A+B lays B over A"
+    )
+    machine.add_argument("--pp", type=int, default=4, help="pipeline stages")
+    machine.add_argument("--tp", type=int, default=1, help="tensor-parallel devices per stage")
+    machine.add_argument("--encoders", type=int, default=1, help="encoder ranks (scheme gllm uses none)")
+    machine.add_argument("--assigned-layers", type=_int_tuple, help="layers of each stage, e.g. 20,20,20,20")
+    rule = parser.add_argument_group("scheduling")
+    rule.add_argument(
+        "--scheme", default="rserve", help=f"one or several of {', '.join(SCHEMES)}, with commas"
+    )
+    rule.add_argument(
+        "--token-budget", "--maxp", type=int, default=2048, help="most tokens in a micro-batch (B)"
+    )
+    rule.add_argument(
+        "--embedding-batch-size", type=int, default=1024, help="least tokens in an encoder batch (C)"
+    )
+    rule.add_argument("--max-in-flight", type=int, help="micro-batches in the pipeline (default: pp + 1)")
+    rule.add_argument("--intra-reading", default="serial", choices=INTRA_READINGS)
+    methods = ("chunked_prefill", "token_throttling")
+    rule.add_argument("--schedule-method", default="chunked_prefill", choices=methods)
+    rule.add_argument("--kv-tokens", type=int, help="KV cache in tokens (default: what memory holds)")
+    rule.add_argument(
+        "--embedding-tokens", type=int, default=131_072, help="embeddings the driver has room for"
+    )
+    _add_load(parser.add_argument_group("load"))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "-o", "--output", type=Path, help="append result lines here (default: standard output)"
+    )
+    output.add_argument("--trace", type=Path, help="write a Chrome trace of the run (one point only)")
+    output.add_argument(
+        "--sweep", action="append", default=[], metavar="FIELD=VALUES", help="0.2:2.0:10 or a,b,c"
+    )
+    output.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.set_defaults(run=run_simulate)
+
+
+def _add_load(load: argparse._ArgumentGroup) -> None:
+    load.add_argument("--workload", default="mmmu-1k", help=f"{', '.join(WORKLOADS)}, pair-WIDTHxHEIGHT")
+    load.add_argument("--placement", choices=("images-first", "text-first", "interleaved"))
+    load.add_argument("--output-len", type=int, help="tokens to generate (default: the workload's, 1)")
+    load.add_argument("--request-rate", type=float, default=1.0, help="requests per second, or inf")
+    load.add_argument("--num-requests", type=int, default=200)
+    load.add_argument("--seed", type=int, default=0)
+    load.add_argument("--slo-ttft-ms", type=float, help="limit for slo_attainment")
+
+
+def _add_paper(subparsers: Subparsers) -> None:
+    about = (
+        "Simulate every experiment of the paper's section 4; write result lines and a table of comparisons."
+    )
+    parser = subparsers.add_parser("paper", help=about, description=about)
+    parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for the results")
+    parser.add_argument("--costs", action="append", choices=SETS, help="constant sets (default: all)")
+    parser.add_argument("--num-requests", type=int, default=200, help="requests per point")
+    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.set_defaults(run=run_paper)
+
+
+def _add_timeline(subparsers: Subparsers) -> None:
+    about = "Draw a trace file as a timeline: one row per rank, one colour per request."
+    parser = subparsers.add_parser("timeline", help=about, description=about)
+    parser.add_argument("trace", type=Path, help="a file written by --trace of simulate or serve")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="image file, .png or .pdf")
+    parser.set_defaults(run=run_timeline)
+
+
+def run_simulate(args: argparse.Namespace) -> int:
+    try:
+        scenarios = scenarios_of(args)
+        if args.trace and len(scenarios) != 1:
+            raise ValueError(f"--trace needs one point, this call has {len(scenarios)}")
+        results = (
+            [simulate(scenarios[0], True)]
+            if args.trace
+            else _progress(run_all(scenarios, args.jobs), scenarios)
+        )
+        lines = []
+        for result in results:
+            lines.append({**result.line, "commit": current_commit()})
+            print(_summary(result), file=sys.stderr)
+            if args.trace:
+                args.trace.write_text(trace_json(result.spans, result.ranks))
+    except ValueError as error:
+        print(f"rserve simulate: {error}", file=sys.stderr)
+        return 2
+    append_lines(args.output or Path("/dev/stdout"), lines)
+    return 0
+
+
+def scenarios_of(args: argparse.Namespace) -> list[Scenario]:
+    """The points of a `simulate` call: every scheme with every combination of swept values."""
+    sweeps = {"scheme": args.scheme.split(",")}
+    for text in args.sweep:
+        name, separator, values = text.partition("=")
+        if not separator:
+            raise ValueError(f"--sweep {text}: write FIELD=VALUES")
+        field = name.strip().lstrip("-").replace("-", "_")
+        sweeps[field] = parse_values(field, values)
+    given = {name: value for name, value in vars(args).items() if name in Scenario.__dataclass_fields__}
+    del given["scheme"]
+    encoders = {"scheme": "gllm"} if sweeps["scheme"] == ["gllm"] else {}
+    return expand(Scenario(**given, **encoders), sweeps)
+
+
+def run_paper(args: argparse.Namespace) -> int:
+    sets = args.costs or list(SETS)
+    write_paper(
+        args.output, sets, args.num_requests, lambda points: _progress(run_all(points, args.jobs), points)
+    )
+    return 0
+
+
+def run_timeline(args: argparse.Namespace) -> int:
+    from plots.timeline import draw_timeline
+
+    draw_timeline(json.loads(args.trace.read_text()), args.output)
+    return 0
+
+
+def _progress(results: Iterable[T], points: Iterable[object]) -> Iterator[T]:
+    yield from tqdm(results, total=len(list(points)), unit="point", disable=None)
+
+
+def _summary(result: Simulated) -> str:
+    line = result.line
+    ttft, bound = line["mean_ttft_ms"], line["bound_ttft_ms"]
+    times = "no request served" if ttft is None else f"TTFT mean {ttft:8.0f} ms (bound {bound:.0f})"
+    speed = f"{line['input_throughput']:8.0f} tokens/s"
+    return f"{line['scheme']:>12} {line['request_rate']:6.2f}/s  {times}, {speed}"
+
+
+def _int_tuple(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+RunPoints = Callable[[list[Scenario]], Iterable[Simulated]]
