@@ -10,7 +10,10 @@ class StageLink(Protocol):
     """One rank's way to the ranks with the same TP rank in the stages before and after it.
 
     Micro-batches pass in order; what travels is one tensor [T, H], the sum of hidden states and residual.
+    waited_seconds: time spent in `receive` so far.
     """
+
+    waited_seconds: float
 
     def expect(self, num_tokens: int) -> None:
         """The micro-batch after those already expected has this many tokens; its transfer may start."""
@@ -24,9 +27,15 @@ class StageLink(Protocol):
         """Pass on [T, H], which nobody changes any more; does not wait for the receiver."""
         ...
 
+    def close(self) -> None:
+        """Wait until all that was sent is received."""
+        ...
+
 
 class NoLink:
     """For the only stage of a pipeline."""
+
+    waited_seconds = 0.0
 
     def expect(self, num_tokens: int) -> None:
         """Nothing comes."""
@@ -39,9 +48,14 @@ class NoLink:
         """There is no stage behind this one."""
         raise RuntimeError("the only stage has nobody to send to")
 
+    def close(self) -> None:
+        """Nothing is under way."""
+
 
 class QueueLink:
     """Stages in one process: a queue from the stage before, a queue to the stage behind."""
+
+    waited_seconds = 0.0
 
     def __init__(self, incoming: deque[Tensor], outgoing: deque[Tensor]) -> None:
         self._incoming = incoming
@@ -57,3 +71,6 @@ class QueueLink:
     def send(self, hidden: Tensor) -> None:
         """Put it into the queue."""
         self._outgoing.append(hidden)
+
+    def close(self) -> None:
+        """Nothing to wait for."""

@@ -107,6 +107,10 @@ class ModelRunner:
             hidden = self.place.tp.broadcast(hidden)
         return self._run(delta, inputs, hidden)
 
+    def close(self) -> None:
+        """Wait until the next stage has all that was sent to it."""
+        self.place.link.close()
+
     def _prepare(self, delta: StageBatch) -> InputBatch:
         self._inputs.table.apply(delta.finished, delta.new, delta.grown)
         if self._sampler is not None:

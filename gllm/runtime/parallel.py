@@ -1,5 +1,6 @@
 """The ranks of a deployment as torch.distributed sees them: TP groups, links between stages."""
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
@@ -72,6 +73,7 @@ class GroupLink:
         self._max_in_flight = max_in_flight
         self._receiving: deque[tuple[dist.Work | None, Tensor]] = deque()
         self._sending: deque[tuple[dist.Work | None, Tensor]] = deque()
+        self.waited_seconds = 0.0
 
     def expect(self, num_tokens: int) -> None:
         """Post the receive of [num_tokens, H]."""
@@ -84,17 +86,27 @@ class GroupLink:
     def receive(self) -> Tensor:
         """Wait for the oldest posted receive. Raises RuntimeError when the peer is lost."""
         work, buffer = self._receiving.popleft()
+        start = time.monotonic()
         if work is not None:
             work.wait()
+        self.waited_seconds += time.monotonic() - start
         return buffer
 
     def send(self, hidden: Tensor) -> None:
         """Start to send; the tensor is kept until it is received."""
-        while len(self._sending) >= self._max_in_flight:
+        self._finish_sends(self._max_in_flight - 1)
+        self._sending.append((dist.isend(hidden, self._next), hidden))
+
+    def close(self) -> None:
+        """Wait until the next stage has received everything."""
+        self._finish_sends(0)
+
+    def _finish_sends(self, most: int) -> None:
+        """Wait for the oldest sends until at most so many are under way."""
+        while len(self._sending) > most:
             work, _ = self._sending.popleft()
             if work is not None:
                 work.wait()
-        self._sending.append((dist.isend(hidden, self._next), hidden))
 
 
 class ParallelContext:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Spawner:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, "PYTHONPATH": _import_path()},
                 start_new_session=True,
             )
 
@@ -99,3 +100,9 @@ class Spawner:
             self._alive.clear()
             raise SpawnerLost("the process that starts all others was killed")
         return json.loads(data)
+
+
+def _import_path() -> str:
+    """PYTHONPATH with which a child finds this package, wherever the parent found it."""
+    own = str(Path(__file__).resolve().parents[2])
+    return os.pathsep.join((own, *filter(None, [os.environ.get("PYTHONPATH")])))

@@ -1,0 +1,69 @@
+"""Every rank but the first: does what rank 0 says, in order."""
+
+from collections import deque
+from collections.abc import Callable
+
+from gllm.core.batch import BatchResult
+from gllm.runtime.channels import Inbox
+from gllm.runtime.item_encoder import ItemEncoder
+from gllm.runtime.messages import Shutdown, StageBatch, StageEncode
+from gllm.runtime.model_runner import ModelRunner
+from gllm.runtime.recorder import StepRecorder
+
+
+class Worker:
+    """Runs micro-batches (and, on stage 0, its part of encodings) as they are announced.
+
+    Announcements that have come are read before each step, so that the transfer of the next micro-batch's
+    hidden states goes on while this one runs.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        inbox: Inbox,
+        recorder: StepRecorder,
+        on_result: Callable[[BatchResult], None],
+        encoder: ItemEncoder | None = None,
+    ) -> None:
+        """on_result: called where this rank samples."""
+        self._runner = runner
+        self._inbox = inbox
+        self._recorder = recorder
+        self._on_result = on_result
+        self._encoder = encoder
+        self._announced: deque[object] = deque()
+
+    def run(self) -> None:
+        """Until Shutdown. Raises RuntimeError when a peer is lost."""
+        while True:
+            if not self._announced:
+                self._announce(self._inbox.receive())
+            for message in self._inbox.drain():
+                self._announce(message)
+            message = self._announced.popleft()
+            if isinstance(message, Shutdown):
+                break
+            self._execute(message)
+        self._recorder.flush()
+        self._runner.close()
+
+    def _announce(self, message: object) -> None:
+        if isinstance(message, StageBatch):
+            self._runner.place.link.expect(message.num_tokens)
+        self._announced.append(message)
+
+    def _execute(self, message: object) -> None:
+        start, link = self._recorder.now(), self._runner.place.link
+        match message:
+            case StageBatch():
+                waited = link.waited_seconds
+                result = self._runner.run(message)
+                if result is not None:
+                    self._on_result(result)
+                self._recorder.batch(message, start, link.waited_seconds - waited)
+            case StageEncode(grids, frames) if self._encoder is not None:
+                self._encoder.follow(grids, frames)
+                self._recorder.encode("", len(grids), 0, start)
+            case _:
+                raise ValueError(f"a rank does not understand {type(message).__name__}")
