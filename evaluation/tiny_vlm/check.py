@@ -1,7 +1,8 @@
 """Measure what the tiny model learnt: python -m evaluation.tiny_vlm.check [--examples 400]
 
-Held-out examples (generator seeds that training never uses), one to four images of mixed sizes, letters and free
-answers in all placements; answers come from transformers' greedy generate. Exits with 1 below the required accuracy.
+Held-out examples (generator seeds that training never uses), one to four images of mixed sizes, letters and
+free answers in all placements; answers come from transformers' greedy generate. Exits with 1 below the
+required accuracy.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Token ids with image pads expanded; `answered` marks the tokens to learn (answers and their end mark)."""
+    """Token ids with image pads expanded; `answered` marks the tokens to learn: answers, their end marks."""
 
     token_ids: list[int]
     answered: list[bool]

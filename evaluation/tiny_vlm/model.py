@@ -18,17 +18,18 @@ from evaluation.tiny_vlm.tokenizer import SPECIAL_TOKENS, learn_merges, write_pr
 
 VOCAB_SIZE = 512
 COMMON_WORDS = (
-    "the of and to a in that it is was for on are as with they be at one have this from or had by not but what some we can"
-    " out other were all there when up use your how said an each which do their time if will way about many then them"
-    " Hello! I can describe pictures: ask me about shapes, colours and digits. Please show some images. yes no"
+    "the of and to a in that it is was for on are as with they be at one have this from or had by"
+    " not but what some we can out other were all there when up use your how said an each which do"
+    " their time if will way about many then them Hello! I can describe pictures: ask me about"
+    " shapes, colours and digits. Please show some images. yes no"
 )
 MODEL_FOLDER = Path(__file__).resolve().parents[2] / "gllm" / "models_data" / "tiny"
 
 
 def sample_texts(num_examples: int = 4000) -> list[str]:
-    """Prompts and answers of the kind the model trains on, without image marks, as the text to learn merges from.
+    """Text to learn merges from: prompts and answers of the kind the model trains on, without image marks.
 
-    Brackets stand apart from the letters, so that the letter of an option and a letter answered are one token.
+    Brackets stand apart from the letters, so that an option's letter and a letter answered are one token.
     """
     rng = random.Random(0)
     texts = ["You are a helpful assistant.", "system\n", "user\n", "assistant\n", "Picture 1: "] * 100
@@ -42,7 +43,7 @@ def sample_texts(num_examples: int = 4000) -> list[str]:
 
 
 def write_tiny_tokenizer(folder: Path) -> None:
-    """Tokenizer, chat template and preprocessor configuration: bytes, merges up to the specials at the end."""
+    """Tokenizer, chat template and preprocessor configuration; the special tokens come last."""
     special_start = VOCAB_SIZE - 22
     vocab, merges = learn_merges(sample_texts(), special_start - 256)
     write_tokenizer(folder, vocab, merges, special_start)

@@ -7,7 +7,7 @@ Its description is exact, so every question about it has one right answer. Needs
     image = draw(rng, PictureSpec(colour="red", thing="circle", width=84, height=56))
     example = make_example(rng, 3, Style(num_options=4, placement="labelled"))
     example.images        # three PIL images
-    example.question      # "Image 1: <image 1>\\nImage 2: <image 2>\\n... What colour is the object in image 2?"
+    example.question      # "Image 1: <image 1>\\nImage 2: <image 2>\\n... What colour is ..."
     example.options       # ("red", "blue", "green", "black"); empty when the answer is free
     example.answer        # "B", or the free answer "blue"
     example.prompt_text   # question, options and instruction in MMMU's prompt format
@@ -197,7 +197,7 @@ def _draw_shape(
         pen.polygon(points, fill=colour)
 
 
-def make_example(rng: random.Random, num_images: int, style: Style = Style()) -> Example:  # noqa: B008
+def make_example(rng: random.Random, num_images: int, style: Style = Style()) -> Example:
     """Draw num_images pictures (one or more) and ask one question about them.
 
     Raises ValueError for an unknown kind or placement, and for fewer than one image.

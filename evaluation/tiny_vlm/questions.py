@@ -50,7 +50,7 @@ class Question:
 def ask(
     rng: random.Random, pictures: Sequence[Described], kind: str | None, num_options: int
 ) -> Question | None:
-    """One question of a kind (None: any that fits) about the pictures, or None where the kind does not fit."""
+    """One question of a kind (None: any that fits) about the pictures; None where the kind does not fit."""
     if kind is None:
         fitting = [k for k in KINDS if _fits(k, pictures)]
         kind = rng.choice(fitting)

@@ -4,8 +4,8 @@
     reference.token_ids     # greedy tokens, the end token included when it came
     reference.logit_gaps    # best minus second-best logit before each of them
 
-Uses the folder's tokenizer, chat template and image processor (PIL backend). Tests compare the engine with it: where a
-gap is below 1e-3, a different token is a near-tie and not an error.
+Uses the folder's tokenizer, chat template and image processor (PIL backend). Tests compare the engine with
+it: where a gap is below 1e-3, a different token is a near-tie and not an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from transformers import (
 
 @dataclass(frozen=True)
 class Reference:
-    """Greedy continuation of a prompt: token ids, top-1 minus top-2 logit at each, the prompt with pads expanded."""
+    """Greedy continuation of a prompt: token ids, best minus second-best logit at each, expanded prompt."""
 
     token_ids: tuple[int, ...]
     logit_gaps: tuple[float, ...]
@@ -39,7 +39,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Model inputs: token ids with one pad for each merged patch, patches [P, 1176] and grids [N, 3] or None."""
+    """Token ids with one pad for each merged patch, patches [P, 1176] and grids [N, 3], or None for both."""
 
     token_ids: tuple[int, ...]
     pixel_values: torch.Tensor | None
@@ -89,7 +89,7 @@ def reference_continue(
 
 
 def build_prompt(model_dir: str | Path, messages: Sequence[dict], images: Sequence[Image.Image]) -> Prompt:
-    """Render messages with the folder's chat template, and put each image's pads in the place of its single pad."""
+    """Render messages with the folder's chat template; an image's pad is repeated to its number of tokens."""
     tokenizer = load_tokenizer(str(model_dir))
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)

@@ -1,12 +1,14 @@
 """Write the folders of small and small-vision: python -m evaluation.tiny_vlm.small [--out gllm/models_data]
 
-Both have no weights; they are served with random ones (`--load-format dummy`) to compare speed. The language model has
-10 layers x 1024 and Qwen2.5-VL's vocabulary size and special ids. The tokenizer knows the bytes and a few thousand
-merges learnt from the standard library's docstrings, so common English words are one token each, as with Qwen's own.
+Both have no weights; they are served with random ones (`--load-format dummy`) to compare speed. The language
+model has 10 layers x 1024 and Qwen2.5-VL's vocabulary size and special ids. The tokenizer knows the bytes and
+4,000 merges learnt from the standard library's docstrings, so that most common English words are one token,
+as with Qwen's own.
 
-small-vision has a wider vision tower: its share of a request of 6 to 8 images of 448x448 and 256 words is 30-40 % when
-one core does both. `encode_flops` and `prefill_flops` count it; a vision tower reaches about 0.8 of the language
-model's FLOP/s (4 images of small: 82 of 411 GFLOP, but 640 of 2675 ms on one thread), which `encode_share` includes.
+small-vision has a wider vision tower: its share of a request of 6 to 8 images of 448x448 and 256 words is
+30-40 % when one core does both. `encode_flops` and `prefill_flops` count it; a vision tower reaches about 0.8
+of the language model's FLOP/s (4 images of small: 82 of 411 GFLOP, but 640 of 2675 ms on one thread), which
+`encode_share` includes.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def encode_flops(tower: Tower, num_images: int) -> float:
 def encode_share(tower: Tower, num_images: int) -> float:
     """Share of one core's time that encoding takes in a request of images of 448x448 and 256 words.
 
-    small with 4 images: 82 GFLOP / 0.8 against 330 gives 0.24; small-vision with 7: 259 / 0.8 against 556 gives 0.37.
+    small with 4 images: 82 GFLOP / 0.8 against 330 gives 0.24; small-vision with 7: 259 / 0.8 against 556
+    gives 0.37.
     """
     encode = encode_flops(tower, num_images) / VISION_EFFICIENCY
     return encode / (encode + prefill_flops(num_images * TOKENS_448 + PROMPT_TEXT_TOKENS))
@@ -140,7 +143,7 @@ def config(tower: Tower) -> dict:
 
 
 def write_model(folder: Path, tower: Tower, vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """Write one folder: configuration, tokenizer, chat template, preprocessor and generation configuration."""
+    """Write one folder: everything of a checkpoint but the weights."""
     write_tokenizer(folder, vocab, merges, QWEN_SPECIAL_START)
     write_preprocessor(folder)
     (folder / "config.json").write_text(json.dumps(config(tower), indent=2) + "\n")

@@ -1,8 +1,8 @@
-"""Byte-level BPE tokenizers with Qwen's special tokens and chat template, small enough to keep in a repository.
+"""Byte-level BPE tokenizers with Qwen's special tokens and chat template, of a few kilobytes.
 
-Text is split by the published Qwen2 pattern, every byte has a token, and the most frequent pairs of a sample text are
-merged. The special tokens stand at any ids wanted: right after the merges (tiny), or at the ids of the
-real Qwen2.5-VL (151643 ...), with a gap of unused ids before them (small, small-vision).
+Text is split by the published Qwen2 pattern, every byte has a token, and the most frequent pairs of a sample
+text are merged. The special tokens stand at any ids wanted: right after the merges (tiny), or at the ids of
+the real Qwen2.5-VL (151643 ...), with a gap of unused ids before them (small, small-vision).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SPLIT_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# The structure of Qwen2.5-VL's template: a default system turn, <|im_start|>role ... <|im_end|> turns, one pad token for
-# each image between vision marks, and "Picture k: " before it when add_vision_id is set.
+# The structure of Qwen2.5-VL's template: a default system turn, <|im_start|>role ... <|im_end|> turns, one
+# pad token for each image between vision marks, and "Picture k: " before it when add_vision_id is set.
 CHAT_TEMPLATE = """\
 {%- set images = namespace(count=0) -%}
 {%- set videos = namespace(count=0) -%}
@@ -81,7 +81,7 @@ CHAT_TEMPLATE = """\
 
 
 def learn_merges(texts: Iterable[str], num_merges: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary (256 bytes, then one token for each merge) and at most num_merges merges of a sample text."""
+    """Vocabulary (256 bytes, then a token for each merge) and at most num_merges merges of a sample text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -104,7 +104,7 @@ def learn_merges(texts: Iterable[str], num_merges: int) -> tuple[dict[str, int],
 def write_tokenizer(
     folder: Path, vocab: dict[str, int], merges: list[tuple[str, str]], special_start: int
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; specials get ids from special_start on.
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; specials start at special_start.
 
     Raises ValueError when a special id would collide with the vocabulary.
     """
@@ -139,7 +139,7 @@ def _added_token(name: str) -> dict:
 
 
 def _tokenizer_document(vocab: dict[str, int], merges: list[tuple[str, str]], ids: dict[str, int]) -> dict:
-    """tokenizer.json as a dictionary; the special tokens are vocabulary entries too, so they may leave a gap."""
+    """tokenizer.json as a dictionary; special tokens are vocabulary entries too, so they may leave a gap."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     split = {
         "type": "Split",
@@ -178,7 +178,7 @@ def _write_json(path: Path, document: dict, indent: int | None) -> None:
 
 
 def write_preprocessor(folder: Path, min_pixels: int = 3136, max_pixels: int = 12845056) -> None:
-    """Write preprocessor_config.json: Qwen2.5-VL's patches of 14 pixels merged 2x2, CLIP normalisation, bicubic."""
+    """Write preprocessor_config.json: Qwen2.5-VL's patches of 14 pixels merged 2x2, CLIP normalisation."""
     config = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "min_pixels": min_pixels,

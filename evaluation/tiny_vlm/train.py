@@ -1,7 +1,8 @@
 """Train the tiny model: python -m evaluation.tiny_vlm.train [--steps 5000] [--out gllm/models_data/tiny]
 
-A curriculum: one small picture with free answers first, then letters to choose, then two to four pictures, then all
-sizes. Loss counts answer tokens only. One core is enough; `--resume` continues from a stored checkpoint.
+A curriculum: one small picture with free answers first, then letters to choose, then two to four pictures,
+then all sizes. Loss counts answer tokens only. One core is enough; `--resume` continues from a stored
+checkpoint.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CURRICULUM: tuple[tuple[float, Mixture], ...] = (
 class BatchedVisionAttention(Qwen2_5_VLVisionAttention):
     """The same attention with all windows of one length in one call, instead of one call for each window."""
 
-    def forward(self, hidden_states, cu_seqlens, position_embeddings, **_):  # noqa: ANN001, ANN003, ANN201
+    def forward(self, hidden_states, cu_seqlens, position_embeddings, **_):
         """hidden_states [P, H] packed by cu_seqlens [W + 1] -> [P, H]."""
         size = hidden_states.shape[0]
         q, k, v = self.qkv(hidden_states).reshape(size, 3, self.num_heads, -1).unbind(1)
@@ -76,12 +77,11 @@ def mixture_at(progress: float) -> Mixture:
     return [mixture for start, mixture in CURRICULUM if start <= progress][-1]
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over 200 steps, then a cosine down to a fiftieth of the peak."""
-    if step < 200:
-        return peak * (step + 1) / 200
-    cosine = 0.5 * (1 + math.cos(math.pi * (step - 200) / max(1, steps - 200)))
-    return peak * (0.02 + 0.98 * cosine)
+def learning_rate(step: int, options: argparse.Namespace) -> float:
+    """A cosine over options.steps from the peak to a fiftieth of it, warmed up from options.start on."""
+    warm_up = min(1.0, (step - options.start + 1) / 150)
+    cosine = 0.5 * (1 + math.cos(math.pi * step / options.steps))
+    return options.peak * warm_up * (0.02 + 0.98 * cosine)
 
 
 def draw_batches(
@@ -138,7 +138,7 @@ def train(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, options.steps, options.peak)
+            group["lr"] = learning_rate(step, options)
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
