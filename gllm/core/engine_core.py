@@ -172,15 +172,17 @@ class EngineCore:
     def step(self) -> Work | None:
         """What stage 0 does next, or None. Called when stage 0 is free, after all events so far."""
         full = len(self.flights) >= self.config.max_in_flight
-        if self.stage_encoder is not None and self._may_encode(full):
-            encode = self.stage_encoder.next_batch()
-            if encode is not None:
-                self._just_encoded = True
-                return encode
+        encoder = self.stage_encoder
+        if encoder is not None and encoder.has_work and self._may_encode(full):
+            self._just_encoded = True
+            return encoder.next_batch()
         if full:
             return None
         self._just_encoded = False
-        return self._next_micro_batch()
+        batch = self._next_micro_batch()
+        if batch is None and encoder is not None and not self.flights:
+            return encoder.next_batch()
+        return batch
 
     def take_effects(self) -> list[Effect]:
         """What has to be done outside, in order; the list is the caller's."""
@@ -203,7 +205,7 @@ class EngineCore:
         waiting = self.scheduler.waiting_tokens
         idle = not waiting and not self.scheduler.decodes
         if self.tracker.tokens_held >= self.config.embedding_tokens:
-            return idle and not self.flights
+            return False
         return full or idle or (waiting < self.config.maxp and not self._just_encoded)
 
     def _next_micro_batch(self) -> MicroBatch | None:
@@ -367,7 +369,6 @@ class EngineCore:
         if self.holders.pop(seq.seq_id, None) is not None:
             self.kv.release(seq.block_table)
             seq.block_table = []
-        self.kv.forget(seq)
         if served.is_over:
             self._close_request(served)
         else:
@@ -377,6 +378,7 @@ class EngineCore:
         request_id = served.request_id
         for seq in served.sequences:
             self.sequences.pop(seq.seq_id, None)
+            self.kv.forget(seq)
         self.items.stop(served)
         if self.credits_short == request_id:
             self.credits_short = None
@@ -402,7 +404,7 @@ class EngineCore:
             "sequences_decoding": len(self.decoding),
             "schedulable_tokens": self.scheduler.waiting_tokens,
             "micro_batches_in_flight": len(self.flights),
-            "kv_blocks_total": self.pool.num_blocks,
+            "kv_blocks": self.pool.num_blocks,
             "kv_blocks_used": self.pool.num_used,
             "tracker_requests": len(self.tracker),
             "tracker_tokens": self.tracker.tokens_held,
