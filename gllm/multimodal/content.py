@@ -73,18 +73,6 @@ def parse_chat(messages: object, max_images: int) -> ParsedChat:
     return ParsedChat(parsed, tuple(images))
 
 
-def pixel_option(value: object, name: str, factor: int, limit: int) -> int | None:
-    """A min_pixels or max_pixels of a request: None, or an integer from factor^2 to limit."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not factor * factor <= value <= limit:
-        raise BadInput(
-            f"{name} is {excerpt(value)}, allowed: an integer from {factor * factor} (one token) to {limit}",
-            code="invalid_pixel_bounds",
-        )
-    return value
-
-
 def check_text(value: object, what: str) -> str:
     """A string that UTF-8 can hold; raises BadInput for other types and for lone surrogates."""
     if not isinstance(value, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -38,9 +39,11 @@ def located(part: str) -> Iterator[None]:
         raise error.at(part) from error
 
 
-def excerpt(value: object, limit: int = 80) -> str:
-    """A value for an error message: its repr, cut so that a data URL does not fill the answer."""
-    if isinstance(value, str):
-        return repr(value) if len(value) <= limit else f"{value[:limit]!r}... ({len(value)} characters)"
-    text = repr(value)
-    return text if len(text) <= limit else text[:limit] + "..."
+def excerpt(value: object) -> str:
+    """A value for an error message, short whatever its length or depth: a data URL would fill the answer."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxlist = _SHORT.maxdict = _SHORT.maxlevel = 3

@@ -16,14 +16,33 @@ from gllm.multimodal.pool import MediaPool
 SCHEMES = "http:, https:, data: and file:"
 
 
+class Allowance:
+    """The bytes that all files of one request may have together."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._left = limit
+
+    def take(self, size: int) -> None:
+        """Count bytes that have arrived; raises BadInput once there are too many."""
+        self._left -= size
+        if self._left < 0:
+            raise BadInput(
+                f"the images of this request have more than {self._limit} bytes in all, the limit of this "
+                "server; send smaller or fewer images",
+                code="image_too_large",
+            )
+
+
 class FetchedMedia:
     """A file on its way: bytes are appended as they arrive, until it is complete or has failed.
 
     Whoever waits is woken by each change. Its memory is given back by release().
     """
 
-    def __init__(self, pool: MediaPool, max_pixels: int):
+    def __init__(self, pool: MediaPool, max_pixels: int, allowance: Allowance):
         self._pool = pool
+        self._allowance = allowance
         self._max_pixels = max_pixels
         self._buffer = bytearray()
         self._data: bytes | None = None
@@ -36,7 +55,8 @@ class FetchedMedia:
         self._task = asyncio.ensure_future(self._run(fill))
 
     def append(self, chunk: bytes) -> None:
-        """Add bytes that have arrived."""
+        """Add bytes that have arrived; raises BadInput when the request has too many."""
+        self._allowance.take(len(chunk))
         self._buffer += chunk
         self._wake()
 
@@ -112,9 +132,13 @@ class MediaFetcher:
         self._pool = pool
         self._http = HttpFetcher(limits, lookup)
 
-    def open(self, url: str) -> FetchedMedia:
-        """Begin to fetch; errors, even of the URL's form, come out of header() and read()."""
-        media = FetchedMedia(self._pool, self._limits.max_image_pixels)
+    def open(self, url: str, allowance: Allowance | None = None) -> FetchedMedia:
+        """Begin to fetch; errors, even of the URL's form, come out of header() and read().
+
+        allowance: shared by the files of one request; without it the file has one of its own.
+        """
+        allowance = allowance or Allowance(self._limits.max_request_bytes)
+        media = FetchedMedia(self._pool, self._limits.max_image_pixels, allowance)
         scheme = url.partition(":")[0].strip().lower()
         if scheme in ("http", "https"):
             media.start(lambda sink: self._http.fetch(url.strip(), sink.append))

@@ -13,9 +13,9 @@ class MediaLimits:
     """Limits of one server; every refusal they cause names the limit.
 
     max_images: images in one request. max_image_pixels: width times height of an image as stored, known from
-    its header; also the bound of min_pixels and max_pixels. max_media_bytes: one file, compressed.
-    media_hosts: see hosts.parse_hosts; None is
-    every public host. allowed_media_path: the folder of ``file:`` URLs, None for none.
+    its header; also the bound of min_pixels and max_pixels. max_media_bytes: one file, compressed;
+    max_request_bytes: all files of one request. media_hosts: see hosts.parse_hosts; None is any public host.
+    allowed_media_path: the folder of ``file:`` URLs, None for none.
     fetch_timeout_s: one fetch in all, redirects included; as long again it may wait for a connection to its
     host, of which there are max_connections_per_host. connect_timeout_s, stall_timeout_s: the longest silence
     before a connection and between two reads. decode_workers: images decoded and resized at once.
@@ -24,6 +24,7 @@ class MediaLimits:
     max_images: int = 64
     max_image_pixels: int = PIL_MAX_PIXELS
     max_media_bytes: int = 64 * 1024 * 1024
+    max_request_bytes: int = 512 * 1024 * 1024
     media_hosts: tuple[str, ...] | None = None
     allowed_media_path: str | None = None
     fetch_timeout_s: float = 30.0
@@ -40,6 +41,7 @@ class MediaLimits:
             raise ValueError("max_images and max_redirects must be 0 or more")
         positive = (
             self.max_media_bytes,
+            self.max_request_bytes,
             self.fetch_timeout_s,
             self.connect_timeout_s,
             self.stall_timeout_s,

@@ -103,12 +103,12 @@ def test_pixel_types_without_a_rule_are_refused(mode):
         pixels(data)
 
 
-@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("format", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
 def test_an_animation_shows_its_first_frame(format):
     frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "lime", "blue")]
     options = {"lossless": True} if format == "WEBP" else {}
     data = encoded(frames[0], format, save_all=True, append_images=frames[1:], **options)
-    assert pixels(data)[10, 10].tolist() == [255, 0, 0]
+    assert np.abs(pixels(data)[10, 10].astype(int) - [255, 0, 0]).max() <= 1, "JPEG frames are lossy"
 
 
 def test_interlaced_progressive_and_bottom_up_files_are_read():

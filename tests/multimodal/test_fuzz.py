@@ -23,6 +23,7 @@ from tests.multimodal.pictures import encoded, rgb, with_orientation
 
 TINY = "gllm/models_data/tiny"
 IMAGE, VIDEO = 502, 503
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # PIL's, about what is damaged
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
@@ -127,7 +128,7 @@ def test_any_bytes_are_an_image_or_bad_input(data):
     check_bytes_of_an_image(data)
 
 
-@settings(max_examples=500, **QUIET)
+@settings(max_examples=200, **QUIET)
 @given(messages)
 def test_any_messages_are_a_prompt_or_bad_input(encoder, value):
     check_messages(value, encoder)

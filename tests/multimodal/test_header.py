@@ -117,6 +117,7 @@ def test_an_empty_file_is_refused():
     assert read_header(b"", False, LIMIT) is None
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
 def test_a_file_that_ends_in_its_header_is_refused(format):
     data = encoded(rgb(), format)

@@ -205,6 +205,15 @@ def test_both_forms_of_processor_options_are_understood(kwargs):
     assert prompt.items[0].num_tokens == 4
 
 
+def test_the_files_of_a_request_share_an_allowance():
+    parts = [image_part(to_data_url(rgb(40, 40, seed))) for seed in range(3)]
+    assert len(run(user(*parts), limits={"max_request_bytes": 20_000})[0].items) == 3
+    error = refused(user(*parts), limits={"max_request_bytes": 10_000})
+    assert "more than 10000 bytes in all" in str(error)
+    same = [parts[0]] * 3
+    assert len(run(user(*same), limits={"max_request_bytes": 10_000})[0].items) == 3
+
+
 def test_low_detail_makes_fewer_tokens():
     url = to_data_url(rgb(1120, 1120))
     prompt, _, _ = run(user(image_part(url), image_part(url, detail="low"), image_part(url, detail="high")))
@@ -228,7 +237,13 @@ def test_processor_options_that_are_not_understood_are_refused(kwargs, says):
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"max_pixels": "784"}, "max_pixels is '784'"), ({"min_pixels": 10**12}, "min_pixels is 1000000000000")],
+    [
+        ({"max_pixels": "784"}, "max_pixels is '784'"),
+        ({"max_pixels": True}, "max_pixels is True"),
+        ({"max_pixels": 784.0}, "max_pixels is 784.0"),
+        ({"max_pixels": 783}, "max_pixels is 783, allowed: an integer from 784 (one token) to "),
+        ({"min_pixels": 10**12}, "min_pixels is 1000000000000"),
+    ],
 )
 def test_pixel_options_of_a_part_are_refused_where_they_stand(options, says):
     error = refused(user({"type": "text", "text": "a"}, image_part(to_data_url(rgb()), **options)))
@@ -271,6 +286,7 @@ def text_model(tmp_path):
 def test_a_text_model_refuses_images_and_serves_text(text_model):
     error = refused(user(image_part(to_data_url(rgb()))), model=text_model)
     assert "text only" in str(error) and error.part == "messages[0].content[0]"
+    assert refused(user(), model=text_model, mm_processor_kwargs={}).part == "mm_processor_kwargs"
     assert run(user(), model=text_model)[0].token_ids
 
 
@@ -339,7 +355,8 @@ def test_the_order_of_items_is_that_of_the_messages_however_long_each_takes():
 def test_neither_torch_nor_transformers_is_imported():
     code = (
         "import sys; from gllm.multimodal.processor import PromptProcessor; "
-        f"PromptProcessor({TINY!r}); print(sorted({{'torch', 'transformers', 'torchvision'}} & set(sys.modules)))"
+        f"PromptProcessor({TINY!r}); "
+        "print(sorted({'torch', 'transformers', 'torchvision'} & set(sys.modules)))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(shown.stdout.replace("'", '"')) == []
