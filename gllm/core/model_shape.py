@@ -71,8 +71,8 @@ class TextShape:
 
         Query heads are divided; key/value heads are divided, or each is held by tp / num_kv_heads ranks.
         """
-        divided = self.num_kv_heads % tp == 0 or tp % self.num_kv_heads == 0
-        if tp < 1 or self.num_heads % tp or not divided:
+        kv_heads = self.num_kv_heads
+        if tp < 1 or self.num_heads % tp or (kv_heads % tp and tp % kv_heads):
             raise ValueError(
                 f"--tp {tp} does not divide the model's {self.num_heads} query heads "
                 f"and {self.num_kv_heads} key/value heads"
