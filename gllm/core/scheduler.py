@@ -1,7 +1,6 @@
 """Who goes into the next micro-batch: decodes first, then prefills in order of arrival."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Protocol
 
 from gllm.core.arrival import ArrivalQueue
@@ -82,16 +81,15 @@ class Scheduler:
         return chunks
 
     def _take_decodes(self, limits: Limits) -> list[Chunk]:
-        chunks = []
-        for seq in list(self._first_decodes(limits.decode)):
+        """The longest waiting first; one that can't grow lets the next try, which may preempt it."""
+        chunks: list[Chunk] = []
+        for seq in list(self.decodes.values()):
+            if len(chunks) >= limits.decode:
+                break
             if seq.seq_id in self.decodes and self.resources.grow(seq):
                 del self.decodes[seq.seq_id]
                 chunks.append(_dispatch(seq, 1))
-        return [chunk for chunk in chunks if chunk.length]
-
-    def _first_decodes(self, limit: int) -> Iterator[Sequence]:
-        for _, seq in zip(range(limit), self.decodes.values()):
-            yield seq
+        return chunks
 
     def _take_prefills(self, room: int, fresh_room: int) -> list[Chunk]:
         chunks: list[Chunk] = []

@@ -29,8 +29,8 @@ class Served:
 
     @property
     def is_over(self) -> bool:
-        """All sequences ended and none of their chunks is inside the pipeline."""
-        return all(seq.finished and seq.in_flight == 0 for seq in self.sequences)
+        """All sequences ended, none of their chunks is inside the pipeline, and their blocks are back."""
+        return all(seq.finished and seq.in_flight == 0 and not seq.holds_blocks for seq in self.sequences)
 
     @property
     def num_passed(self) -> int:

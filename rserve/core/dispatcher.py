@@ -210,6 +210,18 @@ class Dispatcher:
             else:
                 return sent
 
+    def take_queued(self) -> list[Key]:
+        """All batches that could go now, for another item executor (no encoder rank is left)."""
+        taken: list[Key] = []
+        for queue in (self._homeless, self._queue):
+            while _peek(queue) is not None:
+                _, _, _, job, batch = heappop(queue)
+                batch.sent = True
+                for item in batch.items:
+                    self.on_released(job.request_id, item, job.attempts[item])
+                    taken.append((job.request_id, item, job.attempts[item]))
+        return taken
+
     @property
     def outstanding_tokens(self) -> int:
         return sum(encoder.tokens for encoder in self.encoders.values())

@@ -1,0 +1,82 @@
+"""Properties of the scheduling core under random arrivals, encode orders, aborts and encoder losses."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.world import Setup, World, make_request
+
+SCHEMES = ["gllm", "gllm-epd", "rserve-intra", "rserve"]
+
+layouts = st.lists(st.integers(-16, 20).filter(bool), min_size=1, max_size=6)
+requests = st.lists(
+    st.tuples(layouts, st.integers(1, 6), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=8
+)
+setups = st.builds(
+    Setup,
+    scheme=st.sampled_from(SCHEMES),
+    intra_reading=st.sampled_from(["serial", "per-micro-batch"]),
+    num_blocks=st.integers(32, 64),
+    num_stages=st.sampled_from([1, 2, 4]),
+    max_in_flight=st.integers(1, 5),
+    maxp=st.sampled_from([1, 3, 8, 32]),
+    method=st.sampled_from(["chunked_prefill", "token_throttling"]),
+    prefix_caching=st.booleans(),
+    min_tokens=st.sampled_from([1, 8, 1000]),
+    encoders=st.integers(1, 3),
+    arena=st.integers(96, 160),
+    kvthresh=st.sampled_from([0.0, 0.05, 0.3]),
+)
+
+
+def build(specs):
+    return [
+        make_request(f"r{i}", layout, max_tokens, n, content)
+        for i, (layout, max_tokens, n, content) in enumerate(specs)
+    ]
+
+
+@given(setups, requests, st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+def test_every_request_ends_with_all_its_tokens_and_nothing_is_left(setup, specs, seed):
+    world = World(setup)
+    asked = build(specs)
+    world.run(asked, random.Random(seed))
+    for request in asked:
+        outputs = world.outputs[request.request_id]
+        assert world.ended[request.request_id] == "length"
+        assert {c: len(t) for c, t in outputs.items()} == dict.fromkeys(
+            range(request.sampling.n), request.sampling.max_tokens
+        )
+    world.check_empty()
+
+
+@given(setups, requests, st.integers(0, 2**32), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_aborts_and_lost_encoders_leave_nothing_behind(setup, specs, seed, fallback):
+    setup.fallback = fallback and setup.scheme != "gllm"
+    world = World(setup)
+    world.run(build(specs), random.Random(seed), aborts=0.02, losses=0.02)
+    assert len(world.ended) == len(specs)
+    world.check_empty()
+
+
+@given(setups, requests, st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_the_same_events_give_the_same_schedule(setup, specs, seed):
+    worlds = [World(setup), World(setup)]
+    for world in worlds:
+        world.run(build(specs), random.Random(seed), aborts=0.01)
+    assert worlds[0].batches == worlds[1].batches
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_pool_for_one_request_serves_many(scheme):
+    setup = Setup(scheme=scheme, num_blocks=10, block_size=4, arena=24, maxp=8)
+    world = World(setup)
+    asked = [make_request(f"r{i}", [2, -12, 3, -12, 5], max_tokens=6) for i in range(6)]
+    world.run(asked, random.Random(1))
+    assert set(world.ended.values()) == {"length"}
+    world.check_empty()
