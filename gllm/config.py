@@ -258,6 +258,37 @@ def check(config: Any) -> None:
             raise ConfigError(f"{flag} {value}: must be {limits}")
 
 
+def add_engine_flags(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
+    """Add the flags of every group of EngineConfig; skip: fields that the parser has in another form."""
+    for group in typing.get_type_hints(EngineConfig).values():
+        add_flags(parser, group, skip)
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The configuration that parsed flags ask for. Raises ConfigError for values that cannot work."""
+    groups = typing.get_type_hints(EngineConfig)
+    config = EngineConfig(**{name: from_args(group, args) for name, group in groups.items()})
+    check_together(config)
+    return config
+
+
+def check_together(config: EngineConfig) -> None:
+    """Raise ConfigError when flags that are right alone contradict each other."""
+    parallel, server = config.parallel, config.server
+    if parallel.assigned_layers is not None and len(parallel.assigned_layers) != parallel.pp:
+        layers = _shown(parallel.assigned_layers)
+        raise ConfigError(f"--assigned-layers {layers}: must have one number per stage (--pp {parallel.pp})")
+    if parallel.ranks is not None and not all(0 <= rank < parallel.world_size for rank in parallel.ranks):
+        last = parallel.world_size - 1
+        raise ConfigError(f"--ranks {_shown(parallel.ranks)}: must be between 0 and {last} (pp * tp - 1)")
+    if parallel.launch_mode != "normal" and not (parallel.master_port and parallel.zmq_port_base):
+        raise ConfigError(f"--launch-mode {parallel.launch_mode}: needs --master-port and --zmq-port-base")
+    if (server.ssl_keyfile is None) != (server.ssl_certfile is None):
+        raise ConfigError("--ssl-keyfile and --ssl-certfile: give both or neither")
+    if config.scheduler.minp > config.scheduler.maxp:
+        raise ConfigError(f"--minp {config.scheduler.minp}: must be at most --maxp {config.scheduler.maxp}")
+
+
 def _shown(value: Any) -> str:
     return ",".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-ROOT = "rserve"
+ROOT = "gllm"
 
 
 class FieldFormatter(logging.Formatter):

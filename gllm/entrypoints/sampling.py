@@ -45,7 +45,7 @@ class SamplingDefaults:
         eos = values.get("eos_token_id")
         ids = tuple(eos) if eos.__class__ is list else () if eos is None else (eos,)
         return cls(
-            temperature=_or(values.get("temperature"), 1.0),
+            temperature=_or(values.get("temperature"), 0.0 if values.get("do_sample") is False else 1.0),
             top_p=_or(values.get("top_p"), 1.0),
             top_k=_or(values.get("top_k"), 0),
             min_p=_or(values.get("min_p"), 0.0),

@@ -146,7 +146,9 @@ class EchoEngine:
         match message:
             case AddRequest(request):
                 self._arrived[request.request_id] = asyncio.Event()
-                self._tasks[request.request_id] = asyncio.get_running_loop().create_task(self._answer(request))
+                self._tasks[request.request_id] = asyncio.get_running_loop().create_task(
+                    self._answer(request)
+                )
             case AbortRequest(request_id, _):
                 self._end(request_id, RequestFinished(request_id, "abort"))
             case ItemFailed(request_id, _, status, text):

@@ -35,7 +35,10 @@ def events(text: str) -> list[dict]:
 
 def joined(chunks: list[dict], index: int = 0) -> str:
     return "".join(
-        choice["delta"]["content"] for chunk in chunks for choice in chunk["choices"] if choice["index"] == index
+        choice["delta"]["content"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["index"] == index
     )
 
 

@@ -1,0 +1,241 @@
+"""One server from its start to its end: port, processes, HTTP, signals, exit code."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from gllm.config import ConfigError, EngineConfig, MediaConfig
+from gllm.entrypoints import logs
+from gllm.entrypoints.about import describe
+from gllm.entrypoints.app import build_app
+from gllm.entrypoints.checkpoint_facts import CheckpointFacts
+from gllm.entrypoints.detokenize import TokenBytes
+from gllm.entrypoints.engine_client import ClientLimits, EngineClient
+from gllm.entrypoints.item_router import StageZeroRouter
+from gllm.entrypoints.ports import DriverPort, ItemRouter
+from gllm.entrypoints.process_link import ProcessLink
+from gllm.entrypoints.sampling import SamplingLimits
+from gllm.entrypoints.served_model import ServedModel
+from gllm.entrypoints.service import Service
+from gllm.models.names import resolve_model
+from gllm.multimodal.limits import MediaLimits, images_per_prompt
+from gllm.multimodal.processor import PromptProcessor
+from gllm.runtime.launcher import Deployment, LaunchError
+
+MakeDeployment = Callable[[EngineConfig], Deployment]
+MakeRouter = Callable[[Deployment, DriverPort], ItemRouter]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a scheme brings: its processes, its way of pixels, and what it says of itself.
+
+    about: fields that replace those of `describe`. problems: see Service.
+    """
+
+    make_deployment: MakeDeployment
+    make_router: MakeRouter
+    about: Callable[[Deployment], dict[str, Any]] = lambda deployment: {}
+    problems: Callable[[], list[str]] = list
+
+
+def gllm_deployment(config: EngineConfig) -> Deployment:
+    """Ranks only; not started."""
+    return Deployment(config, config.to_json())
+
+
+def gllm_router(deployment: Deployment, port: DriverPort) -> ItemRouter:
+    """All pixels go to stage 0."""
+    prefix_caching = deployment.config.cache.enable_prefix_caching
+    return StageZeroRouter(port, deployment.outbox("rank0-pixels"), prefix_caching)
+
+
+GLLM = Scheme(gllm_deployment, gllm_router)
+
+
+def serve(config: EngineConfig, scheme: Scheme = GLLM) -> int:
+    """Serve until a signal or a failure; the exit code. Failures are one line on stderr."""
+    logs.set_up(config.server.log_level)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        return _serve(config, scheme)
+    except (LaunchError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _serve(config: EngineConfig, scheme: Scheme) -> int:
+    folder = resolve_model(config.model.model)
+    facts = CheckpointFacts.read(folder)
+    limits = media_limits(config.media)
+    listener = bind(config.server.host, config.server.port)
+    with contextlib.closing(listener):
+        deployment = scheme.make_deployment(config)
+        try:
+            deployment.start()
+            processor = PromptProcessor(folder, limits)
+            deployment.wait_ready()
+            model = served_model(config, facts, processor, deployment)
+            about = describe(config, facts.dtype, deployment.ready["rank0"], deployment.threads)
+            about |= {"max_model_len": model.limits.max_model_len, **scheme.about(deployment)}
+            return asyncio.run(_Run(config, scheme, deployment, listener).run(processor, model, about))
+        finally:
+            deployment.stop()
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The time in which the server answers."""
+
+    config: EngineConfig
+    scheme: Scheme
+    deployment: Deployment
+    listener: socket.socket
+
+    async def run(self, processor: PromptProcessor, model: ServedModel, about: dict[str, Any]) -> int:
+        """Serve until a signal (exit code 0) or until a process is lost (1)."""
+        engine = self._engine(processor)
+        service = Service(engine, processor, model, self.config.server, about, self.scheme.problems)
+        server = HttpServer(_http_config(service, self.config), _url(self.config, self.listener), about)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.drain, service)
+        loop.add_reader(self.deployment.fileno(), self._check, server, engine)
+        try:
+            await server.serve(sockets=[self.listener])
+        finally:
+            loop.remove_reader(self.deployment.fileno())
+        if engine.failure is not None and not service.is_draining:
+            print(f"error: {engine.failure}", file=sys.stderr, flush=True)
+            return 1
+        return 0
+
+    def _engine(self, processor: PromptProcessor) -> EngineClient:
+        deployment = self.deployment
+        limits = ClientLimits(
+            self.config.scheduler.max_queued_requests,
+            self.config.server.request_timeout,
+            self.config.cache.enable_prefix_caching,
+        )
+        return EngineClient(
+            ProcessLink(deployment.inbox, deployment.outbox("rank0")),
+            lambda port: self.scheme.make_router(deployment, port),
+            TokenBytes(processor.tokenizer.backend),
+            limits,
+        )
+
+    def _check(self, server: "HttpServer", engine: EngineClient) -> None:
+        """A process ended: without it nothing can be served, unless the scheme takes care."""
+        try:
+            self.deployment.check()
+        except LaunchError as error:
+            engine.fail_all(str(error))
+            asyncio.get_running_loop().remove_reader(self.deployment.fileno())
+            server.should_exit = True
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which would end the process before its ranks."""
+
+    def __init__(self, config: uvicorn.Config, url: str, about: dict[str, Any]) -> None:
+        super().__init__(config)
+        self._url = url
+        self._about = about
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled where the whole server is."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say that requests are welcome, once they are."""
+        await super().startup(sockets)
+        if self.started:
+            fields = ("model", "scheme", "pp", "tp", "num_kv_tokens", "max_model_len")
+            words = ", ".join(f"{name} {self._about[name]}" for name in fields)
+            print(f"RServe is ready at {self._url} ({words})", flush=True)
+
+    def drain(self, service: Service) -> None:
+        """First signal: no new requests, running ones get the drain time. Second: end now."""
+        self.force_exit = service.is_draining
+        service.is_draining = True
+        self.should_exit = True
+        print("stopping: running requests are finished first; a second signal ends them", flush=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port while the model loads; connections are refused until it listens.
+
+    Raises ConfigError when the port is taken or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host} port {port} ({error}): choose another --port, or 0"
+        ) from error
+    return listener
+
+
+def media_limits(media: MediaConfig) -> MediaLimits:
+    """The flags about images as the multimodal package wants them. Raises ValueError for bad ones."""
+    return MediaLimits(
+        max_images=images_per_prompt(media.limit_mm_per_prompt),
+        max_image_pixels=media.max_image_pixels,
+        max_media_bytes=media.max_media_bytes,
+        media_hosts=media.media_hosts or ("public",),
+        allowed_media_path=media.allowed_media_path,
+        fetch_timeout_s=media.media_fetch_timeout,
+        decode_workers=media.media_threads,
+    )
+
+
+def served_model(
+    config: EngineConfig, facts: CheckpointFacts, processor: PromptProcessor, deployment: Deployment
+) -> ServedModel:
+    """What the HTTP layer knows; the context is what the model allows and the KV cache holds."""
+    ready = deployment.ready["rank0"]
+    longest = min(ready.max_model_len, ready.num_kv_tokens)
+    return ServedModel(
+        config.model.served_model_name or config.model.model,
+        TokenBytes(processor.tokenizer.backend),
+        facts.defaults,
+        SamplingLimits(longest, facts.vocab_size),
+    )
+
+
+def _http_config(service: Service, config: EngineConfig) -> uvicorn.Config:
+    server = config.server
+    return uvicorn.Config(
+        build_app(service),
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=round(server.drain_timeout),
+        ssl_keyfile=server.ssl_keyfile,
+        ssl_certfile=server.ssl_certfile,
+    )
+
+
+def _url(config: EngineConfig, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if config.server.ssl_certfile else 'http'}://{shown}:{port}"
+
+
+def _leave(*_: object) -> None:
+    """SIGTERM while loading: unwind, so that processes are stopped."""
+    raise KeyboardInterrupt
