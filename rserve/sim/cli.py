@@ -1,9 +1,8 @@
 """`rserve simulate`, `rserve paper` and `rserve timeline`."""
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -105,7 +104,8 @@ def _add_timeline(subparsers: Subparsers) -> None:
     about = "Draw a trace file as a timeline: one row per rank, one colour per request."
     parser = subparsers.add_parser("timeline", help=about, description=about)
     parser.add_argument("trace", type=Path, help="a file written by --trace of simulate or serve")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="image file, .png or .pdf")
+    parser.add_argument("-o", "--output", type=Path, help="picture (default: beside the trace)")
+    parser.add_argument("--title", default="", help="default: the file's name")
     parser.set_defaults(run=run_timeline)
 
 
@@ -156,9 +156,10 @@ def run_paper(args: argparse.Namespace) -> int:
 
 
 def run_timeline(args: argparse.Namespace) -> int:
-    from plots.timeline import draw_timeline
+    from plots.timeline import draw
 
-    draw_timeline(json.loads(args.trace.read_text()), args.output)
+    for path in draw(args.trace, args.output or args.trace.with_suffix(".png"), args.title):
+        print(path)
     return 0
 
 
@@ -176,6 +177,3 @@ def _summary(result: Simulated) -> str:
 
 def _int_tuple(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
-
-
-RunPoints = Callable[[list[Scenario]], Iterable[Simulated]]

@@ -140,7 +140,8 @@ def test_a_driver_that_pays_for_embeddings_slows_an_encoder_rank_down():
 
 
 def test_a_second_encoder_helps_where_encoding_is_critical():
-    critical = replace(QUICK, model="qwen2.5-vl-7b", pp=1, workload="items-1024", request_rate=float("inf"))
+    critical = replace(QUICK, model="qwen2.5-vl-7b", pp=1, workload="items-1024", costs="vidur")
+    critical = replace(critical, request_rate=float("inf"))
     one, two = (simulate(replace(critical, encoders=n)).line for n in (1, 2))
     assert two["input_throughput"] > 1.2 * one["input_throughput"]
 
