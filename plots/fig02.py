@@ -16,6 +16,7 @@ from plots.lines import Group, groups, model_title
 
 PARALLEL = {"TP4": "vLLM TP4", "PP4": "RServe"}  # label → look
 BAR = 0.36
+ENCODING: dict[str, Any] = {"color": "white", "edgecolor": "black", "linewidth": 0.6, "hatch": "////"}
 
 Row = dict[str, Any]
 
@@ -26,7 +27,7 @@ def draw(lines: Sequence[Line], out_dir: Path) -> list[Path]:
 
 
 def _draw(group: Group, out_dir: Path) -> list[Path]:
-    figure, (axis,) = style.new_figure(1, height=2.5)
+    figure, (axis,) = style.new_figure(1, height=2.9)
     sizes = sorted(group.workloads(), key=_pixels)
     rows = []
     labels = [label for label in PARALLEL if select(group.lines, label=label)]
@@ -43,7 +44,7 @@ def _draw(group: Group, out_dir: Path) -> list[Path]:
     axis.set_ylabel("Latency (s)")
     axis.set_ylim(top=axis.get_ylim()[1] * 1.08)
     largest = max(row["encode_share"] for row in rows)
-    style.note(axis, f"largest share of encoding: {largest:.0%} (paper {paper.ENCODE_SHARE:.0%})")
+    style.note(axis, f"largest share of encoding: {largest:.0%} (paper {paper.ENCODE_SHARE:.0%})", below=42)
     figure.suptitle(f"Figure 2. One request, {model_title(group.lines)}\n{group.suffix}")
     style.shared_legend(figure, [axis])
     return style.save(figure, f"fig02_{group.slug}", rows, out_dir)
@@ -63,11 +64,10 @@ def _row(label: str, workload: str, lines: Sequence[Line]) -> Row:
 
 def _bar(axis: Axes, x: float, row: Row) -> None:
     look = style.LOOKS[PARALLEL[row["parallelism"]]]
-    encode = style.LOOKS["gLLM"]
     name = row["parallelism"]
     rest = row["latency_s"] - row["encode_s"]
-    axis.bar(x, row["encode_s"], BAR, label="encoding", **encode.bar())
-    axis.bar(x, rest, BAR, bottom=row["encode_s"], label=f"language model, {name}", **look.bar())
+    axis.bar(x, row["encode_s"], BAR, label="encoding", **ENCODING)
+    axis.bar(x, rest, BAR, bottom=row["encode_s"], label=f"language model {name}", **look.bar())
     axis.annotate(
         f"{row['encode_share']:.0%}", (x, row["latency_s"]), (0, 1), textcoords="offset points",
         ha="center", va="bottom", fontsize=style.FONT - 2,

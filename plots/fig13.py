@@ -9,7 +9,7 @@ from benchmarks.results import Line
 from plots import paper
 from plots.command import draw_command
 from plots.lines import groups
-from plots.rate_panels import THROUGHPUT, Curves, RateFigure, signed
+from plots.rate_panels import THROUGHPUT, Curves, RateFigure, quoted_share, signed
 
 
 def draw(lines: Sequence[Line], out_dir: Path) -> list[Path]:
@@ -32,7 +32,7 @@ def _notes(workload: str, curves: Curves) -> str:
         if curves.get(ours) and curves.get(base):
             change = _saturated(curves, ours) / _saturated(curves, base) - 1
             number = paper.of_workload(quoted, workload)
-            said = "" if number is None else f" (paper {signed(number)})"
+            said = "" if number is None else f" (paper {quoted_share(number)})"
             texts.append(f"saturated, {ours} vs {base}: {signed(change)}{said}")
     return "\n".join(texts)
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from benchmarks.results import Line, select
 from plots import paper, style
 from plots.command import draw_command
-from plots.lines import Group, groups, workload_title
+from plots.lines import Group, groups, model_title, workload_title
 
 BINS = 24
 
@@ -33,8 +33,7 @@ def _draw(group: Group, out_dir: Path) -> list[Path]:
         rows += [
             {"workload": workload, "input_tokens": total, "vision_tokens": vision} for total, vision in pairs
         ]
-    origin = "as simulated" if group.source == "simulated" else "as loaded"
-    figure.suptitle(f"Figure 15. Input lengths of requests\n{origin}, Qwen2.5-VL's resize rule")
+    figure.suptitle(f"Figure 15. Input lengths, {model_title(group.lines)}\n{group.suffix}")
     style.shared_legend(figure, axes)
     return style.save(figure, f"fig15_{group.slug}", rows, out_dir)
 
@@ -64,6 +63,7 @@ def _draw_panel(axis: Axes, line: Line) -> None:
     style.note(axis, "; ".join(said))
     axis.set_title(workload_title(line["workload"]))
     axis.set_xlabel("Tokens of a request")
+    style.few_ticks(axis)
     axis.set_ylabel("Requests")
 
 

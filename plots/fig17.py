@@ -10,7 +10,7 @@ from plots import lines as rows_of
 from plots import paper, style
 from plots.command import draw_command
 from plots.lines import Group, groups
-from plots.rate_panels import THROUGHPUT, TTFT, csv_rows, draw_panel, figure_title, signed
+from plots.rate_panels import THROUGHPUT, TTFT, csv_rows, draw_panel, figure_title, quoted_share, signed
 
 DEFAULT_READING = "serial"
 
@@ -33,10 +33,13 @@ def _draw(group: Group, workload: str, out_dir: Path) -> list[Path]:
         curves = draw_panel(axis, group.of(workload), metric, _name)
         change = rows_of.mean_change(curves.get("RServe-intra", []), curves.get("RServe", []))
         if change is not None:
-            style.note(axis, f"RServe-intra vs RServe, {what}: {signed(change)} (paper {signed(number)})")
+            style.note(
+                axis, f"RServe-intra vs RServe, {what}: {signed(change)} (paper {quoted_share(number)})"
+            )
         rows += csv_rows(group, workload, metric, curves)
-    title = f"Inter-request pipeline, {rows_of.workload_title(workload)}"
-    figure.suptitle(figure_title("fig17", title, Group(tuple(group.of(workload)), *_key(group))))
+    figure.suptitle(
+        figure_title("fig17", "Inter-request pipeline", Group(tuple(group.of(workload)), *_key(group)))
+    )
     style.shared_legend(figure, axes)
     return style.save(figure, f"fig17_{workload}_{group.slug}", rows, out_dir)
 

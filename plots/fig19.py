@@ -10,7 +10,7 @@ from plots import paper
 from plots.command import draw_command
 from plots.fig18 import deployment_name
 from plots.lines import groups
-from plots.rate_panels import SLO, Curves, RateFigure, signed
+from plots.rate_panels import SLO, Curves, RateFigure, quoted_share, signed
 from plots.slo import coverage, slo_title
 
 
@@ -29,7 +29,7 @@ def _notes(workload: str, curves: Curves) -> str:
     if not ours or not base or not coverage(base):
         return ""
     quoted = paper.of_workload(paper.STRICT_SLO_COVERAGE, workload)
-    said = "" if quoted is None else f" (paper {signed(quoted)})"
+    said = "" if quoted is None else f" (paper {quoted_share(quoted)})"
     return f"area under RServe vs gLLM-epd, TP4+E1: {signed(coverage(ours) / coverage(base) - 1)}{said}"
 
 

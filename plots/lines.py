@@ -34,7 +34,9 @@ class Group:
         """What a title says about where the numbers come from."""
         machine = hardware_title(self.hardware)
         if self.source == "simulated":
-            return f"simulated, costs {self.costs} ({machine})"
+            others = sorted({str(line.get("costs")) for line in self.lines} - {self.costs})
+            vllm = f", vLLM's {', '.join(others)}" if others else ""
+            return f"simulated, costs {self.costs}{vllm} ({machine})"
         return f"measured on {machine}"
 
     @property
@@ -157,4 +159,6 @@ def _with_key(lines: Iterable[Line], key: tuple[str, str, str]) -> list[Line]:
 
 
 def _joining(vllm: Iterable[Line], key: tuple[str, str, str]) -> list[Line]:
-    return [line for line in vllm if (line["source"], line.get("hardware")) == (key[0], key[2])]
+    """Those simulated under the same costs, where there are any; else all of that machine."""
+    found = [line for line in vllm if (line["source"], line.get("hardware")) == (key[0], key[2])]
+    return [line for line in found if line.get("costs") == key[1]] or found

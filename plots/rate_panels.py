@@ -34,7 +34,7 @@ TTFT = Metric("ttft_s", "TTFT (s)", rows_of.field("mean_ttft_ms", 1e-3), rows_of
 LOG_TTFT = Metric(TTFT.name, TTFT.label, TTFT.read, TTFT.bound, log=True)
 THROUGHPUT = Metric(
     "input_tokens_per_s",
-    "Throughput (input tokens/s)",
+    "Throughput (tokens/s)",
     rows_of.field("input_throughput"),
     rows_of.field("bound_throughput"),
 )
@@ -64,9 +64,10 @@ def draw_panel(
             axis.plot(xs, ys, label=name, **style.look_of(name).line(hollow))
     _draw_bound(axis, lines, metric)
     axis.set_xlabel("Request rate (requests/s)")
+    style.ticks_at(axis, [point.x for found in curves.values() for point in found])
     axis.set_ylabel(metric.label)
     if metric.log:
-        axis.set_yscale("log")
+        style.log_scale(axis)
     elif metric.limits:
         axis.set_ylim(*metric.limits)
     else:
@@ -123,7 +124,7 @@ class RateFigure:
                 axis.set_title(f"({letter}) {rows_of.workload_title(workload)}")
             rows += csv_rows(group, workload, self.metric, curves)
         figure.suptitle(figure_title(self.number, self.title, group))
-        style.shared_legend(figure, axes, columns=8 if len(workloads) > 1 else 3)
+        style.shared_legend(figure, axes)
         return style.save(figure, f"{self.number}_{group.slug}", rows, out_dir)
 
     def _remark(self, axis: Axes, workload: str, curves: Curves) -> None:
@@ -149,13 +150,18 @@ def change_note(curves: Curves, ours: str, base: str, paper: float | None) -> st
     change = rows_of.mean_change(curves.get(ours, []), curves.get(base, []))
     if change is None:
         return ""
-    quoted = "" if paper is None else f" (paper {signed(paper)})"
+    quoted = "" if paper is None else f" (paper {quoted_share(paper)})"
     return f"{ours} vs {base}: {signed(change)}{quoted}"
 
 
 def signed(share: float) -> str:
     """0.061 → "+6 %", −0.18 → "−18 %"."""
     return f"{share * 100:+.0f} %".replace("-", "−")
+
+
+def quoted_share(share: float) -> str:
+    """A number of the paper as exact as it gives it: 0.085 → "+8.5 %"."""
+    return f"{round(share * 100, 1):+g} %".replace("-", "−")
 
 
 def _draw_bound(axis: Axes, lines: Sequence[Line], metric: Metric) -> None:

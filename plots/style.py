@@ -19,6 +19,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 SINGLE = 3.3  # inches: one column
 DOUBLE = 7.0  # inches: both columns
@@ -98,7 +99,7 @@ def use() -> None:
     )
 
 
-def new_figure(columns: int = 1, rows: int = 1, height: float = 2.2) -> tuple[Figure, list[Axes]]:
+def new_figure(columns: int = 1, rows: int = 1, height: float = 2.8) -> tuple[Figure, list[Axes]]:
     """An empty figure, one column wide for one panel, else two; `height` in inches for each row."""
     use()
     width = SINGLE if columns == 1 else DOUBLE
@@ -128,7 +129,7 @@ def draw_bound(axis: Axes, xs: Sequence[float], ys: Sequence[float]) -> None:
     axis.plot(xs, ys, label="bound", **BOUND)
 
 
-def shared_legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> None:
+def shared_legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend for all panels, below them, in the one order; "bound" and "paper" come last."""
     handles: dict[str, Any] = {}
     for axis in axes:
@@ -136,8 +137,39 @@ def shared_legend(figure: Figure, axes: Sequence[Axes], columns: int = 4) -> Non
             handles.setdefault(label, handle)
     last = [name for name in ("bound", "paper") if name in handles]
     names = [*in_order([name for name in handles if name not in last]), *last]
-    columns = min(columns, len(names)) or 1
+    columns = legend_columns(names, figure.get_figwidth())
     figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns)
+
+
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """How many columns of these names fit into `width` inches; several rows get equal lengths."""
+    longest = max((len(name) for name in names), default=0)
+    entry = 0.5 + 0.058 * longest  # inches: the handle, then letters of 7 points
+    fitting = max(1, int(width / entry))
+    rows = -(-len(names) // fitting)
+    return max(1, -(-len(names) // rows)) if rows else 1
+
+
+def log_scale(axis: Axes) -> None:
+    """A logarithmic y axis that reads 1, 2, 5, 10, … instead of powers."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def ticks_at(axis: Axes, values: Sequence[float]) -> None:
+    """X ticks at the values themselves while there are few, else at most six round ones."""
+    distinct = sorted(set(values))
+    if len(distinct) <= 7:
+        axis.set_xticks(distinct, [f"{value:g}" for value in distinct])
+    else:
+        few_ticks(axis)
+
+
+def few_ticks(axis: Axes) -> None:
+    """At most six numbers on the x axis: more run into each other at column width."""
+    axis.xaxis.set_major_locator(MaxNLocator(6))
 
 
 def note(axis: Axes, text: str, below: float = 30) -> None:
@@ -160,6 +192,7 @@ def save(figure: Figure, name: str, rows: Sequence[Mapping[str, Any]], out_dir: 
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "pdf", "csv")]
     figure.savefig(paths[0], dpi=DPI)
+    figure.set_layout_engine("none")  # keep the layout that was just computed: computing it is slow
     figure.savefig(paths[1], metadata={"CreationDate": None})
     plt.close(figure)
     with open(paths[2], "w", newline="", encoding="utf-8") as file:

@@ -14,6 +14,7 @@ from plots.lines import Group, curve_name, groups, workload_title
 
 REFERENCES = ("transformers", "gLLM")  # whose answers the others are compared with: the first that is there
 COLUMNS = ("Framework", "Score", "Paper", "Unread", "Agreement")
+WIDTHS = (0.28, 0.16, 0.16, 0.18, 0.22)
 
 
 def draw(lines: Sequence[Line], out_dir: Path) -> list[Path]:
@@ -47,18 +48,21 @@ def table_rows(lines: Sequence[Line]) -> list[dict[str, Any]]:
 
 def _draw(group: Group, workload: str, out_dir: Path) -> list[Path]:
     rows = table_rows(select(group.lines, workload=workload))
-    figure, (axis,) = style.new_figure(1, height=0.62 + 0.2 * len(rows))
+    figure, (axis,) = style.new_figure(1, height=0.85 + 0.2 * len(rows))
     axis.axis("off")
     table = axis.table(
-        [_cells(row) for row in rows], colLabels=COLUMNS, loc="center", cellLoc="center", edges="horizontal"
+        [_cells(row) for row in rows],
+        colLabels=COLUMNS,
+        colWidths=WIDTHS,
+        loc="center",
+        cellLoc="center",
+        edges="horizontal",
     )
     table.auto_set_font_size(False)
     table.set_fontsize(style.FONT)
     table.scale(1, 1.15)
-    what = workload_title(workload)
-    questions = max(row["num_questions"] for row in rows)
-    title = f"Table 1. {what} score, {questions} questions; agreement with {rows[0]['agreement_with']}"
-    figure.suptitle(f"{title}\n{group.suffix}")
+    what = f"{max(row['num_questions'] for row in rows)} {workload_title(workload)} questions"
+    figure.suptitle(f"Table 1. Score on {what}\n{group.suffix}\nagreement with {rows[0]['agreement_with']}")
     return style.save(figure, f"table1_{workload}_{group.slug}", rows, out_dir)
 
 

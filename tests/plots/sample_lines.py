@@ -101,12 +101,20 @@ def intra() -> Iterator[Line]:
     for rate in RATES:
         ours = {"mean_ttft_ms": 8000 + 9000 * rate, "input_throughput": 10_500.0}
         yield line("fig17", "rserve", "mmmu-1k", rate, **ours)
-        slow = {"mean_ttft_ms": 20_000 + 26_000 * rate, "input_throughput": 7_100.0, "intra_reading": "serial"}
+        slow = {
+            "mean_ttft_ms": 20_000 + 26_000 * rate,
+            "input_throughput": 7_100.0,
+            "intra_reading": "serial",
+        }
         yield line("fig17", "rserve-intra", "mmmu-1k", rate, **slow)
 
 
 def resolutions() -> Iterator[Line]:
-    for width, height, total, share in ((640, 360, 700, 0.1), (1280, 720, 900, 0.17), (1920, 1080, 1300, 0.24)):
+    for width, height, total, share in (
+        (640, 360, 700, 0.1),
+        (1280, 720, 900, 0.17),
+        (1920, 1080, 1300, 0.24),
+    ):
         for label, factor in (("TP4", 1.0), ("PP4", 0.95)):
             fields = {"mean_ttft_ms": total * factor, "encode_ms": total * share}
             yield line("fig02", label, f"pair-{width}x{height}", "inf", **fields)
