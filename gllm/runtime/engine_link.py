@@ -54,7 +54,7 @@ class DeploymentLink:
         """Read until nothing is left: the descriptor of a ZeroMQ socket reports only changes."""
         for message in self._deployment.inbox.drain():
             if isinstance(message, RankFailed):
-                self._fail(message)
+                self._fail(self._deployment.diagnose([], [message]))
             else:
                 self._on_message(message)
 
@@ -62,9 +62,9 @@ class DeploymentLink:
         try:
             self._deployment.check()
         except LaunchError as error:
-            self._fail(RankFailed("engine", str(error)))
+            self._fail(str(error))
 
-    def _fail(self, failed: RankFailed) -> None:
+    def _fail(self, reason: str) -> None:
         if self.failure is not None and not self.failure.done():
-            self.failure.set_result(f"{failed.name}: {failed.message}")
-            self._on_message(failed)
+            self.failure.set_result(reason)
+            self._on_message(RankFailed("engine", reason))

@@ -1,5 +1,6 @@
 """A deployment as its parent sees it: starts its processes, waits until they are ready, watches, stops."""
 
+import contextlib
 import logging
 import shutil
 import signal
@@ -61,17 +62,17 @@ class Deployment:
         self.config = config
         self.codec = codec or Codec()
         self.ready: dict[str, RankReady] = {}
-        self._folder = tempfile.mkdtemp(prefix="rserve-")
         self._config_json = config_json
         self._rank_module = rank_module
         parallel = config.parallel
         self.local_ranks = parallel.ranks or tuple(range(parallel.world_size))
         self.num_processes = len(self.local_ranks) + len(extra)
         self.threads = threads_per_rank(parallel.threads_per_rank, self.num_processes)
-        names = ["api", *(f"rank{rank}" for rank in range(parallel.world_size)), "rank0-pixels", *extra]
-        self.addresses = self._addresses(names)
         self._rendezvous = _listen(parallel) if parallel.world_size > 1 else None
         self._port = self._rendezvous.getsockname()[1] if self._rendezvous else parallel.master_port
+        names = ["api", *(f"rank{rank}" for rank in range(parallel.world_size)), "rank0-pixels", *extra]
+        self._folder = tempfile.mkdtemp(prefix="rserve-")
+        self.addresses = self._addresses(names)
         self._plans: dict[str, ChildPlan] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._outboxes: dict[str, Outbox] = {}
@@ -126,8 +127,8 @@ class Deployment:
                     match message:
                         case RankReady():
                             self.ready[message.name] = message
-                        case RankFailed(name, reason):
-                            raise LaunchError(f"{name}: {reason}")
+                        case RankFailed():
+                            raise LaunchError(self.diagnose([], [message]))
                         case _:
                             on_message(message)
                 self.check()
@@ -149,7 +150,22 @@ class Deployment:
         for exited in ended:
             plan = self._plans.get(exited.name)
             if plan is None or not plan.on_exit(exited):
-                raise LaunchError(self._last_words(exited))
+                raise LaunchError(self.diagnose([exited], []))
+
+    def diagnose(self, ended: list[Exited], said: list[RankFailed]) -> str:
+        """Why the deployment failed, given the first sign of it: waits a moment for what follows.
+
+        A process that was killed is the cause of what its peers say; else the first that said something is.
+        """
+        deadline = time.monotonic() + LAST_WORDS_S
+        while (left := deadline - time.monotonic()) > 0 and not any(e.code < 0 for e in ended):
+            said += [m for m in self._messages_or_exits(left) if isinstance(m, RankFailed)]
+            with contextlib.suppress(SpawnerLost):
+                ended += self._running().poll()
+        ended.sort(key=lambda exited: exited.code >= 0)
+        if said and not any(exited.code < 0 for exited in ended):
+            return f"{said[0].name}: {said[0].message}"
+        return _how_it_ended(ended[0])
 
     def outbox(self, name: str) -> Outbox:
         """The socket to this inbox; for the thread that uses the deployment."""
@@ -187,25 +203,13 @@ class Deployment:
         """Processes that must be ready: all ranks of all hosts, and what was added."""
         return {f"rank{rank}" for rank in range(self.config.parallel.world_size)} | set(self._plans)
 
-    def _messages_or_exits(self) -> Iterator[object]:
+    def _messages_or_exits(self, timeout_s: float | None = None) -> Iterator[object]:
+        """Wait until a message is there or a process has ended; the messages."""
         poller = zmq.Poller()
         poller.register(self.inbox.socket, zmq.POLLIN)
         poller.register(self.fileno(), zmq.POLLIN)
-        poller.poll()
+        poller.poll(None if timeout_s is None else timeout_s * 1000)
         return self.inbox.drain()
-
-    def _last_words(self, exited: Exited) -> str:
-        """Why a process ended: its own message when one comes, else what its exit code tells."""
-        deadline = time.monotonic() + LAST_WORDS_S
-        while (left := deadline - time.monotonic()) > 0:
-            message = self.inbox.receive(int(left * 1000) + 1)
-            if isinstance(message, RankFailed):
-                return f"{message.name}: {message.message}"
-        if exited.code == -signal.SIGKILL:
-            return f"{exited.name} was killed (signal 9): if nobody did that, the host ran out of memory"
-        if exited.code < 0:
-            return f"{exited.name} was ended by {signal.Signals(-exited.code).name}"
-        return f"{exited.name} ended with exit code {exited.code}"
 
     def _running(self) -> Spawner:
         if self._spawner is None:
@@ -234,6 +238,8 @@ class Deployment:
         try:
             return Inbox(self._context, self.addresses["api"], self.codec)
         except zmq.ZMQError as error:
+            self._close_rendezvous()
+            shutil.rmtree(self._folder)
             raise LaunchError(f"cannot listen on {self.addresses['api']}: {error}") from error
 
     def _rendezvous_fd(self, rank: int) -> list[int]:
@@ -254,6 +260,14 @@ def _listen(parallel: ParallelConfig) -> socket.socket:
         raise LaunchError(
             f"--master-port {parallel.master_port} on {host}: {error.strerror}: choose another, or 0"
         ) from error
+
+
+def _how_it_ended(exited: Exited) -> str:
+    if exited.code == -signal.SIGKILL:
+        return f"{exited.name} was killed (signal 9): if nobody did that, the host ran out of memory"
+    if exited.code < 0:
+        return f"{exited.name} was ended by {signal.Signals(-exited.code).name}"
+    return f"{exited.name} ended with exit code {exited.code}"
 
 
 def _wait_until_gone(spawner: Spawner, seconds: float) -> None:

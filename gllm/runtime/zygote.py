@@ -119,6 +119,7 @@ def main(argv: list[str]) -> None:
     for module in argv[1:]:
         importlib.import_module(module)
     Zygote(socket.socket(fileno=int(argv[0]))).run()
+    os._exit(0)  # at once: taking torch apart would take a second
 
 
 if __name__ == "__main__":
