@@ -18,7 +18,7 @@ class TokenHistory:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
-        self._in_prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
+        self._seen = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)  # in prompt or output
         self._outputs = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
 
     def __contains__(self, seq_id: int) -> bool:
@@ -29,10 +29,11 @@ class TokenHistory:
         slot = self._slots.get(seq_id)
         if slot is None:
             slot = self._slots[seq_id] = self._free.pop() if self._free else self._grow()
-        self._in_prompt[slot] = False
+        self._seen[slot] = False
         self._outputs[slot] = 0
-        self._in_prompt[slot, self._ids(prompt)] = True
         said = self._ids(outputs)
+        self._seen[slot, self._ids(prompt)] = True
+        self._seen[slot, said] = True
         self._outputs[slot].index_add_(0, said, torch.ones_like(said, dtype=torch.int32))
 
     def append(self, seq_ids: Sequence[int], token_ids: Tensor) -> None:
@@ -40,7 +41,9 @@ class TokenHistory:
         known = [(i, self._slots[seq_id]) for i, seq_id in enumerate(seq_ids) if seq_id in self._slots]
         if known:
             picked, slots = self._ids([i for i, _ in known]), self._ids([slot for _, slot in known])
-            self._outputs[slots, token_ids.to(self._outputs.device)[picked]] += 1
+            said = token_ids.to(self._outputs.device)[picked]
+            self._outputs[slots, said] += 1
+            self._seen[slots, said] = True
 
     def remove(self, seq_id: int) -> None:
         """Forget a sequence; unknown ids are passed over."""
@@ -48,10 +51,14 @@ class TokenHistory:
         if slot is not None:
             self._free.append(slot)
 
-    def counts(self, seq_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(in the prompt: bool [n, V], times in the output: int32 [n, V]). KeyError for an unknown id."""
+    def seen(self, seq_ids: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """All k pairs (index in seq_ids, token in its prompt or output), and how often it is in the output.
+
+        Three tensors [k]. KeyError for an unknown id.
+        """
         slots = self._ids([self._slots[seq_id] for seq_id in seq_ids])
-        return self._in_prompt[slots], self._outputs[slots]
+        row, token = self._seen[slots].nonzero(as_tuple=True)
+        return row, token, self._outputs[slots[row], token]
 
     def _ids(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._outputs.device)
@@ -61,9 +68,7 @@ class TokenHistory:
         old = self._outputs.shape[0]
         new = max(2 * old, 4)
         rows = new - old
-        self._in_prompt = torch.cat(
-            (self._in_prompt, self._in_prompt.new_zeros(rows, *self._in_prompt.shape[1:]))
-        )
+        self._seen = torch.cat((self._seen, self._seen.new_zeros(rows, *self._seen.shape[1:])))
         self._outputs = torch.cat((self._outputs, self._outputs.new_zeros(rows, *self._outputs.shape[1:])))
         self._free.extend(range(new - 1, old, -1))
         return old
@@ -71,21 +76,20 @@ class TokenHistory:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Strengths for m rows: three fp32 tensors [m, 1]; 1, 0 and 0 change nothing."""
+    """Strengths for m rows: three fp32 tensors [m]; 1, 0 and 0 change nothing."""
 
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
 
-    def apply(self, logits: Tensor, in_prompt: Tensor, outputs: Tensor) -> Tensor:
-        """logits fp32 [m, V] -> penalised logits, in new memory.
+    def apply(self, logits: Tensor, row: Tensor, times: Tensor) -> Tensor:
+        """logits fp32 [k] of tokens that row[k] has seen, times[k] of them in its output -> penalised [k].
 
         Repetition divides positive logits and multiplies negative ones, of tokens seen in prompt or output
-        (CTRL, Keskar et al. 2019, section 4.1). Presence is subtracted once and frequency for each time,
-        of tokens in the output (OpenAI's API reference). Repetition comes first.
+        (CTRL, Keskar et al. 2019, section 4.1). Presence is subtracted once and frequency for each time, of
+        tokens in the output (OpenAI's API reference). Repetition comes first.
         Logit 3, seen twice in the output, with 1.5, 0.2 and 0.1: 3 / 1.5 - 0.2 - 2 * 0.1 = 1.6.
         """
-        said = outputs > 0
-        repeated = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
-        logits = torch.where(in_prompt | said, repeated, logits)
-        return logits.sub_(self.presence * said).sub_(self.frequency * outputs)
+        repetition = self.repetition[row]
+        logits = torch.where(logits > 0, logits / repetition, logits * repetition)
+        return logits - self.presence[row] * (times > 0) - self.frequency[row] * times

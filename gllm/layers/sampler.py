@@ -179,7 +179,7 @@ def _penalties(knobs: Sequence[SamplingKnobs], device: torch.device) -> Penaltie
     strengths = torch.tensor(
         [(k.repetition_penalty, k.presence_penalty, k.frequency_penalty) for k in knobs], device=device
     )
-    return Penalties(strengths[:, :1], strengths[:, 1:2], strengths[:, 2:])
+    return Penalties(*strengths.unbind(1))
 
 
 def _penalise(logits: Tensor, batch: SamplingBatch, history: TokenHistory | None) -> Tensor:
@@ -187,9 +187,10 @@ def _penalise(logits: Tensor, batch: SamplingBatch, history: TokenHistory | None
         return logits
     if history is None:
         raise ValueError("penalties need the history of their sequences")
-    counts = history.counts(batch.penalised_ids)
-    scores = logits.float().clone()
-    scores[batch.penalised] = batch.penalties.apply(scores[batch.penalised], *counts)
+    row, token, times = history.seen(batch.penalised_ids)
+    scores = logits.to(torch.float32, copy=True)
+    place = (batch.penalised[row], token)
+    scores[place] = batch.penalties.apply(scores[place], row, times)
     return scores
 
 

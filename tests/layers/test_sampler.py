@@ -179,9 +179,8 @@ def test_a_history_row_is_clean_when_it_is_used_again():
         history.add(seq_id, [seq_id % 8], [1, 1])
     history.remove(3)
     history.add(20, [5])
-    in_prompt, outputs = history.counts([20, 4])
-    assert in_prompt.nonzero().tolist() == [[0, 5], [1, 4]]
-    assert outputs.sum(-1).tolist() == [0, 2]
+    row, token, times = history.seen([20, 4])
+    assert list(zip(row.tolist(), token.tolist(), times.tolist())) == [(0, 5, 0), (1, 1, 2), (1, 4, 0)]
     assert 3 not in history and 20 in history
 
 
@@ -189,14 +188,14 @@ def test_a_restarted_sequence_counts_its_outputs_once():
     history = TokenHistory(8)
     history.add(1, [2], [3])
     history.add(1, [2], [3, 3])
-    assert history.counts([1])[1][0, 3] == 2
+    assert [column.tolist() for column in history.seen([1])] == [[0, 0], [2, 3], [0, 2]]
 
 
 def test_tokens_of_sequences_without_history_are_passed_over():
     history = TokenHistory(8)
     history.add(1, [2])
     history.append([0, 1], torch.tensor([4, 6]))
-    assert history.counts([1])[1][0].tolist() == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert [column.tolist() for column in history.seen([1])] == [[0, 0], [2, 6], [0, 1]]
 
 
 def test_penalties_without_a_history_are_refused():
