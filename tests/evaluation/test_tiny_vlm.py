@@ -1,0 +1,341 @@
+"""Pictures, questions, tokenizers and training batches of the tiny model; the small configurations."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+from evaluation.tiny_vlm import check, dialogues, pictures
+from evaluation.tiny_vlm.model import MODEL_FOLDER, new_model, sample_texts, special_ids
+from evaluation.tiny_vlm.pictures import PLACEMENTS, PictureSpec, Style, draw, follow_up, make_example
+from evaluation.tiny_vlm.questions import KINDS
+from evaluation.tiny_vlm.reference import build_prompt, load_tokenizer, reference_generate
+from evaluation.tiny_vlm.tokenizer import SPECIAL_TOKENS, learn_merges, write_tokenizer
+from evaluation.tiny_vlm.train import CURRICULUM, answer_logits, batch_vision_attention, draw_batches
+
+MODELS = MODEL_FOLDER.parent
+seeds = st.integers(0, 2**32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(MODEL_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def maker(tokenizer):
+    return dialogues.DialogueMaker(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    return new_model(MODEL_FOLDER, seed=0).eval()
+
+
+def truth(example: pictures.Example) -> set[str]:
+    """Every answer that the pictures justify."""
+    specs = example.specs
+    if example.kind == "list":
+        return {", ".join(f"{'an' if s.colour == 'orange' else 'a'} {s.text}" for s in specs)}
+    if example.kind == "lookup":
+        return {s.colour for s in specs if f"the {s.thing}?" in example.question}
+    if example.kind == "locate":
+        return {f"image {i + 1}" for i, s in enumerate(specs) if f" {s.text}?" in example.question}
+    named = [i for i in range(len(specs)) if f"in image {i + 1}?" in example.question]
+    named += [i for i in range(len(specs)) if f"Describe image {i + 1}." in example.question]
+    spec = specs[named[0]] if named else specs[0]
+    described = {"colour": spec.colour, "shape": spec.thing, "digit": spec.thing}
+    return {described.get(example.kind, f"{'an' if spec.colour == 'orange' else 'a'} {spec.text}")}
+
+
+@given(seeds, st.integers(1, 6), st.sampled_from(PLACEMENTS), st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_every_example_has_one_right_answer_that_its_pictures_justify(seed, num_images, placement, options):
+    example = make_example(
+        random.Random(seed), num_images, Style(num_options=options and options + 1, placement=placement)
+    )
+    assert truth(example) == {example.answer_text}
+    assert len(set(example.options)) == len(example.options)
+
+
+@given(seeds, st.integers(1, 5), st.sampled_from(PLACEMENTS))
+@settings(max_examples=50, deadline=None)
+def test_the_parts_hold_each_image_once_in_order_and_all_of_the_text(seed, num_images, placement):
+    example = make_example(random.Random(seed), num_images, Style(placement=placement))
+    assert [p for p in example.parts if type(p) is int] == list(range(num_images))
+    marked = "".join(p if type(p) is str else f"<image {p + 1}>" for p in example.parts)
+    assert marked == example.prompt_text
+    images = [part["image"] for part in example.messages()[0]["content"] if part["type"] == "image"]
+    assert images == list(example.images)
+
+
+def test_options_are_written_as_in_the_prompt_format_of_mmmu():
+    example = make_example(random.Random(3), 1, Style(kind="colour", num_options=3))
+    first, second, third = example.options
+    assert example.prompt_text.startswith("<image 1>What colour is the object in ")
+    assert example.prompt_text.endswith(
+        f"?\n(A) {first}\n(B) {second}\n(C) {third}\n\n"
+        "Answer with the option's letter from the given choices directly."
+    )
+
+
+def test_the_same_generator_state_draws_the_same_pictures_and_another_draws_others():
+    spec = PictureSpec("red", "7", 84, 56)
+    one, two, other = (draw(random.Random(seed), spec) for seed in (1, 1, 2))
+    assert one.size == (84, 56)
+    assert one.tobytes() == two.tobytes() != other.tobytes()
+
+
+@pytest.mark.parametrize("thing", pictures.SHAPES + pictures.DIGITS)
+def test_a_thing_is_painted_in_its_colour_on_a_light_background(thing):
+    pixels = np.asarray(draw(random.Random(0), PictureSpec("blue", thing, 112, 84)), dtype=int)
+    painted = np.abs(pixels - pictures.COLOURS["blue"]).max(-1) <= 15
+    assert 0.04 < painted.mean() < 0.6
+    assert (pixels[~painted] >= 205).all()
+
+
+def test_impossible_requests_for_examples_are_refused():
+    rng = random.Random(0)
+    with pytest.raises(ValueError, match="at least one image"):
+        make_example(rng, 0)
+    with pytest.raises(ValueError, match="unknown kind 'size'"):
+        make_example(rng, 1, Style(kind="size"))
+    with pytest.raises(ValueError, match="unknown placement 'last'"):
+        make_example(rng, 1, Style(placement="last"))
+
+
+def test_every_kind_of_question_can_be_asked():
+    for kind in KINDS:
+        assert make_example(random.Random(1), 3, Style(kind=kind)).kind == kind
+
+
+def test_a_follow_up_asks_about_the_same_pictures_without_showing_them_again():
+    rng = random.Random(4)
+    first = make_example(rng, 3)
+    later = follow_up(rng, first)
+    assert later.specs == first.specs
+    assert later.images == ()
+    assert truth(later) == {later.answer_text}
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=100, deadline=None)
+def test_any_text_survives_the_byte_level_tokenizers(text):
+    for name in ("tiny", "small"):
+        tokenizer = load_tokenizer(str(MODELS / name))
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert tokenizer.decode(ids) == unicodedata.normalize("NFC", text)
+
+
+@pytest.mark.parametrize(("name", "start"), [("tiny", 490), ("small", 151643), ("small-vision", 151643)])
+def test_special_tokens_have_their_ids_in_tokenizer_and_configuration(name, start):
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / name)
+    assert list(special_ids(tokenizer).values()) == list(range(start, start + len(SPECIAL_TOKENS)))
+    config = AutoConfig.from_pretrained(MODELS / name)
+    assert config.image_token_id == tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert config.vision_start_token_id == tokenizer.convert_tokens_to_ids("<|vision_start|>")
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert max(tokenizer.get_vocab().values()) < config.text_config.vocab_size
+
+
+def test_special_ids_that_collide_with_the_vocabulary_are_refused(tmp_path):
+    vocab, merges = learn_merges(["red red red blue"], 4)
+    with pytest.raises(ValueError, match="collide"):
+        write_tokenizer(tmp_path, vocab, merges, 200)
+
+
+def test_letters_of_options_and_answers_are_the_same_token(tokenizer):
+    letter = tokenizer("B").input_ids
+    assert len(letter) == 1
+    assert letter[0] in tokenizer("\n(B) red").input_ids
+
+
+def test_words_of_the_training_prompts_are_single_tokens(tokenizer):
+    for word in (" red", " orange", " triangle", " image", " colour", "Answer"):
+        assert len(tokenizer(word).input_ids) == 1
+    assert len(sample_texts(10)) > 10
+
+
+def test_the_chat_template_has_the_structure_of_qwens(tokenizer):
+    content = [{"type": "image"}, {"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {}}]
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "A"}]
+    vision = "<|vision_start|><|image_pad|><|vision_end|>"
+    system = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    answer = "<|im_start|>assistant\nA<|im_end|>\n"
+    plain = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert plain == f"{system}<|im_start|>user\n{vision}What?{vision}<|im_end|>\n{answer}"
+    numbered = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_vision_id=True, add_generation_prompt=True
+    )
+    assert f"Picture 1: {vision}What?Picture 2: {vision}" in numbered
+    assert numbered.endswith("<|im_start|>assistant\n")
+    own = [{"role": "system", "content": "Short."}, {"role": "tool", "content": None}]
+    rendered = tokenizer.apply_chat_template(own, tokenize=False)
+    assert rendered == "<|im_start|>system\nShort.<|im_end|>\n<|im_start|>tool\n<|im_end|>\n"
+
+
+def test_training_prompts_equal_what_the_template_and_processor_make(maker):
+    sizes = ((56, 56), (84, 56), (168, 112))
+    for seed in range(5):
+        example = make_example(random.Random(seed), 3, Style(sizes=sizes, placement=PLACEMENTS[seed % 3]))
+        prompt = build_prompt(MODEL_FOLDER, example.messages(), example.images)
+        dialogue = maker.single(example)
+        assert dialogue.token_ids[: dialogue.answered.index(True)] == list(prompt.token_ids)
+
+
+def test_patches_equal_those_of_the_image_processor():
+    images = [
+        draw(random.Random(5), PictureSpec("green", "3", *size)) for size in ((56, 56), (112, 84), (56, 168))
+    ]
+    processor = AutoImageProcessor.from_pretrained(MODEL_FOLDER, backend="pil")
+    expected = processor(images=images, return_tensors="pt")
+    ours = np.concatenate([dialogues.patchify(image) for image in images])
+    np.testing.assert_allclose(ours, expected["pixel_values"].numpy(), atol=1e-5)
+    assert [dialogues.grid_of(image) for image in images] == [
+        tuple(grid) for grid in expected["image_grid_thw"].tolist()
+    ]
+
+
+def test_positions_equal_those_of_transformers(untrained, maker):
+    for seed in range(8):
+        mixture = dialogues.Mixture((1, 2, 3, 4), 0.5, dialogues.EVERY_SIZE)
+        dialogue = maker.dialogue(random.Random(seed), mixture)
+        ids = torch.tensor([dialogue.token_ids])
+        grids = [dialogues.grid_of(image) for image in dialogue.images]
+        expected, _ = untrained.model.get_rope_index(
+            ids, (ids == maker.image_pad).int(), image_grid_thw=torch.tensor(grids)
+        )
+        ours = dialogues.mrope_positions(dialogue.token_ids, maker.image_pad, grids)
+        assert (ours == expected[:, 0].numpy()).all()
+
+
+def test_batched_windows_and_padding_leave_the_logits_as_they_are(untrained, maker):
+    rng = random.Random(6)
+    mixture = dialogues.Mixture((3,), 0.5, ((56, 56), (168, 112), (112, 140)))
+    drawn = [maker.dialogue(rng, mixture) for _ in range(3)]
+    alone = []
+    with torch.no_grad():
+        for dialogue in drawn:
+            ids = torch.tensor([dialogue.token_ids])
+            grids = torch.tensor([dialogues.grid_of(image) for image in dialogue.images])
+            patches = np.concatenate([dialogues.patchify(image) for image in dialogue.images])
+            output = untrained(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                pixel_values=torch.from_numpy(patches),
+                image_grid_thw=grids,
+                mm_token_type_ids=(ids == maker.image_pad).int(),
+            )
+            alone.append(output.logits[0, np.flatnonzero(dialogue.answered) - 1])
+        fast = new_model(MODEL_FOLDER, seed=0).eval()
+        batch_vision_attention(fast)
+        together = answer_logits(fast, maker.collate(drawn))
+    torch.testing.assert_close(together, torch.cat(alone), atol=1e-4, rtol=0)
+
+
+def test_the_end_of_every_answer_is_learnt_and_nothing_of_the_prompts(maker):
+    example = make_example(random.Random(7), 2, Style(kind="colour", num_options=0))
+    dialogue = maker.single(example)
+    learnt = [t for t, answered in zip(dialogue.token_ids, dialogue.answered) if answered]
+    assert maker.tokenizer.decode(learnt) == example.answer + "<|im_end|>"
+
+
+def test_batches_of_the_curriculum_have_one_number_of_images_and_similar_lengths(maker):
+    for _, mixture in CURRICULUM:
+        batches = draw_batches(maker, random.Random(8), mixture, 4)
+        assert [len(batch) for batch in batches] == [4] * 4
+        assert len({len(d.images) for batch in batches for d in batch if d.images}) == 1
+        spans = sorted((min(lengths), max(lengths)) for lengths in _lengths(batches))
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def _lengths(batches: list[list[dialogues.Dialogue]]) -> list[list[int]]:
+    return [[len(d.token_ids) for d in batch] for batch in batches]
+
+
+@pytest.mark.slow
+def test_a_model_learns_one_batch_by_heart(maker):
+    model = new_model(MODEL_FOLDER, seed=1)
+    batch_vision_attention(model)
+    rng = random.Random(9)
+    batch = maker.collate([maker.dialogue(rng, CURRICULUM[0][1]) for _ in range(4)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(60):
+        loss = torch.nn.functional.cross_entropy(answer_logits(model, batch), batch.targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.1
+
+
+def test_the_stored_model_is_small_and_divides_over_four_stages_and_two_ranks():
+    weights = MODEL_FOLDER / "model.safetensors"
+    assert weights.stat().st_size <= 8e6
+    config = AutoConfig.from_pretrained(MODEL_FOLDER)
+    text, vision = config.text_config, config.vision_config
+    assert text.num_hidden_layers % 4 == 0
+    sizes = (text.num_attention_heads, text.num_key_value_heads, text.intermediate_size, text.vocab_size)
+    assert all(size % 2 == 0 for size in (*sizes, vision.num_heads, vision.intermediate_size))
+    head_dim = text.hidden_size // text.num_attention_heads
+    assert sum(text.rope_parameters["mrope_section"]) == head_dim // 2
+    assert 0 < len(vision.fullatt_block_indexes) < vision.depth
+
+
+def test_transformers_loads_the_stored_model_in_fp32_with_one_to_three_million_parameters():
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MODEL_FOLDER)
+    assert model.dtype == torch.float32
+    assert 1e6 < sum(p.numel() for p in model.parameters()) < 3e6
+
+
+def test_the_reference_is_greedy_and_reports_the_gaps(untrained):
+    example = make_example(random.Random(10), 2, Style(sizes=((56, 56), (168, 112))))
+    reference = reference_generate(MODEL_FOLDER, example.messages(), example.images, 6)
+    prompt = build_prompt(MODEL_FOLDER, example.messages(), example.images)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MODEL_FOLDER).eval()
+    ids = torch.tensor([prompt.token_ids + reference.token_ids])
+    with torch.no_grad():
+        logits = model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            pixel_values=prompt.pixel_values,
+            image_grid_thw=prompt.image_grid_thw,
+            mm_token_type_ids=(ids == model.config.image_token_id).int(),
+        ).logits[0, len(prompt.token_ids) - 1 : -1]
+    best = logits.topk(2).values
+    assert reference.prompt_ids == prompt.token_ids
+    assert tuple(logits.argmax(-1).tolist()) == reference.token_ids
+    np.testing.assert_allclose((best[:, 0] - best[:, 1]).numpy(), reference.logit_gaps, atol=1e-3)
+
+
+def test_the_reference_refuses_images_that_the_messages_do_not_show():
+    image = draw(random.Random(0), PictureSpec("red", "circle"))
+    with pytest.raises(ValueError, match="0 image parts in the messages, 1 images given"):
+        reference_generate(MODEL_FOLDER, [{"role": "user", "content": "Hi"}], [image])
+
+
+@pytest.mark.slow
+def test_the_stored_model_answers_held_out_examples():
+    right, asked = check.accuracies(check.grade(MODEL_FOLDER, 160))["all"]
+    assert right >= 0.95 * asked
+
+
+def test_held_out_examples_cover_one_to_four_images_letters_and_free_answers():
+    examples = [example for example, _ in check.held_out(48)]
+    assert {len(example.images) for example in examples} == {1, 2, 3, 4}
+    assert {bool(example.options) for example in examples} == {True, False}
+    assert {example.kind for example in examples} == set(KINDS)
+
+
+def test_the_report_counts_each_example_in_its_groups():
+    example = make_example(random.Random(1), 2, Style(kind="colour"))
+    graded = [check.Graded(example, "first", example.answer), check.Graded(example, "first", "Z")]
+    table = check.accuracies(graded)
+    assert table["all"] == table["2 image(s)"] == table["letter colour"] == table["placed first"] == (1, 2)
