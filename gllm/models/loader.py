@@ -6,13 +6,12 @@ Each rank reads only its slices of memory-mapped files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from gllm.core.model_shape import ConfigError, ModelShape
+from gllm.core.model_shape import ModelShape
 from gllm.layers.weights import CheckpointWeight, HasWeights, SafeSlice
 from gllm.models.checkpoint import Checkpoint, CheckpointError
 from gllm.models.dummy import DummySlice
@@ -20,14 +19,6 @@ from gllm.models.registry import checkpoint_tensors
 
 LOAD_FORMATS = ("auto", "dummy")
 MOST_NAMES = 5  # in one message
-
-
-def read_shape(model_dir: Path) -> ModelShape:
-    """The shape that a folder's config.json and generation_config.json tell. Raises ConfigError."""
-    config = _read_json(model_dir / "config.json")
-    if config is None:
-        raise ConfigError(f"{model_dir}: config.json is missing")
-    return ModelShape.from_config(config, _read_json(model_dir / "generation_config.json"))
 
 
 def load_weights(
@@ -83,12 +74,3 @@ def _check(
 def _some(names: set[str]) -> str:
     shown = ", ".join(sorted(names)[:MOST_NAMES])
     return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"
-
-
-def _read_json(file: Path) -> dict[str, object] | None:
-    if not file.is_file():
-        return None
-    try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{file}: is not JSON: {error}") from error

@@ -1,7 +1,6 @@
 """How many KV blocks a rank can hold."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -10,8 +9,8 @@ from gllm.core.model_shape import DTYPE_BYTES, TextShape
 from gllm.layers.comm import TensorParallel
 from gllm.layers.kv_cache import KVCacheShape
 from gllm.layers.linear import HeadSplit
+from gllm.runtime.host_memory import GIB
 
-GIB = 2**30
 DEFAULT_CPU_BYTES = GIB
 DEFAULT_CPU_TOKENS = 65536
 
@@ -90,25 +89,8 @@ def _at_least_one(blocks: int, block_bytes: int, source: str) -> int:
     return blocks
 
 
-def free_cpu_bytes() -> int:
-    """Memory that this process may still take: of the machine, and of its control group."""
-    free = _meminfo()["MemAvailable"]
-    group = Path("/sys/fs/cgroup")
-    if (group / "memory.max").is_file() and (limit := (group / "memory.max").read_text().strip()).isdigit():
-        counters = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        used = int((group / "memory.current").read_text()) - int(counters["inactive_file"])
-        free = min(free, int(limit) - used)
-    return max(free, 0)
-
-
 def used_gpu_bytes(device: torch.device) -> tuple[int, int]:
     """(bytes taken on this GPU by anyone at the worst moment so far, all bytes)."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     return total - free - reserved + torch.cuda.max_memory_allocated(device), total
-
-
-def _meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}

@@ -12,15 +12,17 @@ from gllm.layers.comm import TensorParallel
 from gllm.layers.kv_cache import KVCache
 from gllm.layers.placement import Placement
 from gllm.layers.weights import HasWeights
-from gllm.models.loader import load_weights, read_shape
+from gllm.models.loader import load_weights
 from gllm.models.names import resolve_model
 from gllm.models.patchify import Patchifier, PixelNorm
 from gllm.models.registry import Model, create_model, create_vision
+from gllm.models.shape_file import read_shape
 from gllm.models.stage import StageSpec, pipeline_stages
 from gllm.multimodal.preprocessor import load_preprocessor
+from gllm.runtime.host_memory import GIB, free_cpu_bytes
 from gllm.runtime.input_batch import InputBuilder
 from gllm.runtime.item_encoder import EncoderPlace, ItemEncoder
-from gllm.runtime.kv_sizing import GIB, KvLayers, free_cpu_bytes
+from gllm.runtime.kv_sizing import KvLayers
 from gllm.runtime.links import StageLink
 from gllm.runtime.model_runner import ModelRunner, RankPlace
 from gllm.runtime.sequence_table import SequenceTable

@@ -7,7 +7,8 @@ from gllm.core.batch import BatchResult
 from gllm.core.core_config import CoreConfig
 from gllm.models.registry import Model
 from gllm.runtime.device import pick_device
-from gllm.runtime.kv_sizing import blocks_on_cpu, blocks_on_gpu, free_cpu_bytes
+from gllm.runtime.host_memory import free_cpu_bytes
+from gllm.runtime.kv_sizing import blocks_on_cpu, blocks_on_gpu
 from gllm.runtime.loading import ModelPlan, load_encoder, load_stage, make_runner, rank_place
 from gllm.runtime.messages import RankReady
 from gllm.runtime.model_runner import RankPlace

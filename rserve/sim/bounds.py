@@ -38,7 +38,7 @@ def bound_throughput(cost: CostModel, requests: Sequence[SimRequest], token_budg
     total = sum(request.prompt_len for request in requests)
     encode = sum(cost.encoder.least_time([i.num_tokens for i in r.items]) for r in requests)
     busiest = 0.0
-    for stage in range(cost.machine.pp):
+    for stage in cost.distinct_stages:
         work = cost.fixed_time * total / token_budget
         work += sum(cost.least_compute_time(stage, 0, request.prompt_len) for request in requests)
         if stage == 0 and cost.machine.encoders == 0:
@@ -72,6 +72,6 @@ def _prefill_bound(cost: CostModel, start: int, end: int, token_budget: int) -> 
     micro_batches = ceil((end - start) / token_budget)
     through = max(
         cost.least_compute_time(stage, start, end) + micro_batches * cost.fixed_time - least[stage]
-        for stage in range(cost.machine.pp)
+        for stage in cost.distinct_stages
     )
     return sum(least) + max(0.0, through) + last * cost.transfer_time(1)

@@ -144,6 +144,11 @@ class CostModel:
         return (gemm + attention) / (1.0 - c.elementwise_share) + reduce
 
     @property
+    def distinct_stages(self) -> list[int]:
+        """One stage of each kind: stages with equal coefficients cost the same."""
+        return sorted(set(self._twins))
+
+    @property
     def fixed_time(self) -> float:
         """Seconds that any micro-batch costs a stage before it computes: `a` in the bounds."""
         return self.constants.iteration_overhead + self.constants.chunk_overhead

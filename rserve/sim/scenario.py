@@ -43,7 +43,7 @@ class Scenario:
     intra_reading: str = "serial"
     schedule_method: str = "chunked_prefill"
     kv_tokens: int | None = None
-    page_size: int = 64
+    page_size: int = 256
     embedding_tokens: int = 131_072
     slo_ttft_ms: float | None = None
     experiment: str = ""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gllm.core.model_shape import VisionShape
 
@@ -21,6 +22,7 @@ class VisionFlops:
         return self.gemm + self.attention
 
 
+@lru_cache(maxsize=4096)
 def item_flops(vision: VisionShape, num_tokens: int) -> VisionFlops:
     """FLOPs to encode one item of num_tokens embeddings (merge_unit patches each).
 

@@ -14,8 +14,9 @@ from gllm.layers.placement import Placement
 from gllm.models import loader
 from gllm.models.checkpoint import CheckpointError
 from gllm.models.dummy import DummySlice
-from gllm.models.loader import load_weights, read_shape
+from gllm.models.loader import load_weights
 from gllm.models.registry import create_model, create_vision
+from gllm.models.shape_file import read_shape
 from gllm.models.stage import StageSpec, pipeline_stages
 
 

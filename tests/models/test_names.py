@@ -1,7 +1,7 @@
 import pytest
 
-from gllm.models.loader import read_shape
 from gllm.models.names import PACKAGED, UnknownModelError, resolve_model
+from gllm.models.shape_file import read_shape
 
 
 @pytest.mark.parametrize("name", PACKAGED)

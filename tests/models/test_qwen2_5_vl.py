@@ -12,8 +12,9 @@ from gllm.layers.attention import create_backend
 from gllm.layers.kv_cache import KVCache, KVCacheShape
 from gllm.layers.mrope import mrope_positions
 from gllm.layers.placement import Placement
-from gllm.models.loader import load_weights, read_shape
+from gllm.models.loader import load_weights
 from gllm.models.registry import create_model, create_vision
+from gllm.models.shape_file import read_shape
 from gllm.models.stage import StageSpec, pipeline_stages
 from tests.checkpoints import image_prompt, load_oracle, make_random_checkpoint
 from tests.layers.paging import PagedSequences

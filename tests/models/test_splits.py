@@ -1,6 +1,7 @@
 """The real model sizes, on the meta device: every split reads exactly what transformers would save."""
 
 import math
+from functools import lru_cache
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from gllm.models.registry import checkpoint_tensors, create_model, create_vision
 from gllm.models.stage import pipeline_stages
 
 DIVIDED = ("q_proj.weight", "o_proj", "gate_proj", "up_proj", "down_proj.weight", "attn.qkv", "lm_head")
+SMALLER = ("qwen2.5-vl-3b", "qwen2.5-vl-7b")
 META = torch.device("meta")
 
 
+@lru_cache
 def hf_tensors(shape):
     text, vision = shape.text, shape.vision
     config = Qwen2_5_VLConfig(
@@ -77,7 +80,9 @@ def test_the_parameter_count_is_that_of_transformers(name):
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in SMALLER)) for name in PRESETS]
+)
 def test_the_ranks_of_every_split_read_each_tensor_exactly_once(name, tp):
     shape = PRESETS[name]
     try:

@@ -1,0 +1,71 @@
+"""An encoder rank: vision tower only; encodes what the dispatcher sends, in order, until Shutdown."""
+
+import traceback
+from collections.abc import Sequence
+
+from gllm.runtime.channels import Inbox
+from gllm.runtime.item_encoder import ItemEncoder
+from gllm.runtime.messages import Shutdown
+from gllm.runtime.pixel_inbox import as_pictures
+from gllm.runtime.rank_main import one_line
+from gllm.runtime.recorder import Send, StepRecorder
+from rserve.runtime.embedding_channel import EmbeddingSender
+from rserve.runtime.messages import BatchEncoded, BatchFailed, EmbeddingsSent, EncodeRequest
+
+
+class EncoderWorker:
+    """Pixels in, embeddings out. A batch that can't be encoded ends its request, not the encoder."""
+
+    def __init__(
+        self,
+        encoder: ItemEncoder,
+        sender: EmbeddingSender,
+        recorder: StepRecorder,
+        to_api: Send,
+        identity: tuple[int, int, int],
+    ) -> None:
+        """identity: this encoder's number, its epoch, and the patch size of its pixels."""
+        self._encoder = encoder
+        self._sender = sender
+        self._recorder = recorder
+        self._to_api = to_api
+        self._index, self._epoch, self._patch_size = identity
+
+    def run(self, inbox: Inbox) -> None:
+        """Until Shutdown."""
+        while (received := inbox.receive_frames(None)) is not None:
+            message, frames = received
+            match message:
+                case Shutdown():
+                    break
+                case EncodeRequest():
+                    self._serve(message, frames)
+                case _:
+                    raise ValueError(f"an encoder does not understand {type(message).__name__}")
+        self._sender.close()
+        self._recorder.flush()
+
+    def _serve(self, message: EncodeRequest, frames: Sequence[memoryview]) -> None:
+        try:
+            self._encode(message, frames)
+        except (RuntimeError, ValueError) as error:
+            traceback.print_exc()
+            self._to_api(BatchFailed(self._index, message.batch_id, one_line(error)))
+            return
+        self._to_api(BatchEncoded(self._index, message.batch_id))
+
+    def _encode(self, message: EncodeRequest, frames: Sequence[memoryview]) -> None:
+        start = self._recorder.now()
+        pixels = [as_pictures(frame, grid, self._patch_size) for frame, grid in zip(frames, message.grids)]
+        embeddings = self._encoder.encode(pixels, message.grids)
+        self._recorder.encode(message.request_id, len(pixels), sum(message.counts), start)
+        sent = EmbeddingsSent(
+            self._index,
+            self._epoch,
+            message.request_id,
+            message.items,
+            message.attempts,
+            message.rows,
+            message.counts,
+        )
+        self._sender.send(sent, embeddings)
