@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import json
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -270,6 +271,19 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     config = EngineConfig(**{name: from_args(group, args) for name, group in groups.items()})
     check_together(config)
     return config
+
+
+def engine_config_of(values: Mapping[str, Any]) -> EngineConfig:
+    """The configuration with these fields, by name and whatever their group; the others keep their defaults.
+
+    Raises ConfigError for unknown names and for values that cannot work.
+    """
+    groups = typing.get_type_hints(EngineConfig)
+    known = {f.name for group in groups.values() for f in dataclasses.fields(group)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r}: use one of {', '.join(sorted(known))}")
+    return engine_config(argparse.Namespace(**values))
 
 
 def check_together(config: EngineConfig) -> None:

@@ -4,7 +4,7 @@ What would change the answer and is not supported is refused with an error that 
 cannot change it (who asks, how it is billed) is accepted and ignored.
 """
 
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
@@ -83,13 +83,21 @@ class GenerationRequest(BaseModel):
     stream: StrictBool | None = False
     stream_options: StreamOptions | None = None
 
-    supported_elsewhere: ClassVar[dict[str, str]] = {}
-
     @classmethod
     def parse(cls, body: bytes) -> Self:
         """Read a JSON body. Raises ApiError (400) that names the first field that is wrong."""
         try:
             request = cls.model_validate_json(body)
+        except ValidationError as error:
+            raise _from_validation(error) from None
+        request.refuse_unsupported()
+        return request
+
+    @classmethod
+    def checked(cls, fields: dict[str, Any]) -> Self:
+        """The same from Python values."""
+        try:
+            request = cls.model_validate(fields)
         except ValidationError as error:
             raise _from_validation(error) from None
         request.refuse_unsupported()

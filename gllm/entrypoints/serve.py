@@ -103,44 +103,23 @@ class _Run:
 
     async def run(self, processor: PromptProcessor, model: ServedModel, about: dict[str, Any]) -> int:
         """Serve until a signal (exit code 0) or until a process is lost (1)."""
-        engine = self._engine(processor)
-        service = Service(engine, processor, model, self.config.server, about, self.scheme.problems)
-        server = HttpServer(_http_config(service, self.config), _url(self.config, self.listener), about)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, server.drain, service)
-        loop.add_reader(self.deployment.fileno(), self._check, server, engine)
-        try:
-            await server.serve(sockets=[self.listener])
-        finally:
-            loop.remove_reader(self.deployment.fileno())
-        if engine.failure is not None and not service.is_draining:
-            print(f"error: {engine.failure}", file=sys.stderr, flush=True)
-            return 1
-        return 0
-
-    def _engine(self, processor: PromptProcessor) -> EngineClient:
-        deployment = self.deployment
         limits = ClientLimits(
             self.config.scheduler.max_queued_requests,
             self.config.server.request_timeout,
             self.config.cache.enable_prefix_caching,
         )
-        return EngineClient(
-            ProcessLink(deployment.inbox, deployment.outbox("rank0")),
-            lambda port: self.scheme.make_router(deployment, port),
-            TokenBytes(processor.tokenizer.backend),
-            limits,
-        )
-
-    def _check(self, server: "HttpServer", engine: EngineClient) -> None:
-        """A process ended: without it nothing can be served, unless the scheme takes care."""
-        try:
-            self.deployment.check()
-        except LaunchError as error:
-            engine.fail_all(str(error))
-            asyncio.get_running_loop().remove_reader(self.deployment.fileno())
-            server.should_exit = True
+        engine = make_engine(self.deployment, self.scheme, model, limits)
+        service = Service(engine, processor, model, self.config.server, about, self.scheme.problems)
+        server = HttpServer(_http_config(service, self.config), _url(self.config, self.listener), about)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.drain, service)
+        watch(self.deployment, engine, server.leave)
+        await server.serve(sockets=[self.listener])
+        if engine.failure is not None and not service.is_draining:
+            print(f"error: {engine.failure}", file=sys.stderr, flush=True)
+            return 1
+        return 0
 
 
 class HttpServer(uvicorn.Server):
@@ -164,12 +143,43 @@ class HttpServer(uvicorn.Server):
             words = ", ".join(f"{name} {self._about[name]}" for name in fields)
             print(f"RServe is ready at {self._url} ({words})", flush=True)
 
+    def leave(self) -> None:
+        """Nothing can be served any more: end as soon as waiting clients have their errors."""
+        self.should_exit = True
+
     def drain(self, service: Service) -> None:
         """First signal: no new requests, running ones get the drain time. Second: end now."""
         self.force_exit = service.is_draining
         service.is_draining = True
         self.should_exit = True
         print("stopping: running requests are finished first; a second signal ends them", flush=True)
+
+
+def make_engine(
+    deployment: Deployment, scheme: Scheme, model: ServedModel, limits: ClientLimits
+) -> EngineClient:
+    """A client of a running deployment; start it in the event loop that uses it."""
+    link = ProcessLink(deployment.inbox, deployment.outbox("rank0"))
+    return EngineClient(link, lambda port: scheme.make_router(deployment, port), model.tokens, limits)
+
+
+def watch(deployment: Deployment, engine: EngineClient, on_lost: Callable[[], None]) -> None:
+    """From now on, a lost process ends all requests with its last words, and on_lost is called.
+
+    Unless the scheme takes care of it. Call it in the event loop.
+    """
+    loop = asyncio.get_running_loop()
+    descriptor = deployment.fileno()
+
+    def check() -> None:
+        try:
+            deployment.check()
+        except LaunchError as error:
+            loop.remove_reader(descriptor)
+            engine.fail_all(str(error))
+            on_lost()
+
+    loop.add_reader(descriptor, check)
 
 
 def bind(host: str, port: int) -> socket.socket:
