@@ -15,7 +15,7 @@ from evaluation.tiny_vlm import small
 from evaluation.tiny_vlm.tokenizer import learn_merges
 
 MODELS = Path(__file__).resolve().parents[2] / "gllm" / "models_data"
-COMMON_WORDS = [
+COMMON_WORDS = (
     "the",
     "of",
     "and",
@@ -26,19 +26,12 @@ COMMON_WORDS = [
     "for",
     "it",
     "as",
-    "was",
     "with",
     "be",
     "by",
     "on",
     "not",
-    "he",
-    "but",
-    "at",
-    "are",
-    "this",
-    "have",
-]
+)
 
 
 @pytest.mark.parametrize("name", ["small", "small-vision"])
@@ -76,7 +69,7 @@ def test_the_share_of_encoding_predicts_what_was_measured_for_small():
 def test_the_text_that_merges_are_learnt_from_is_english_in_a_fixed_order():
     first, again = (list(islice(small.docstrings(), 100)) for _ in range(2))
     assert first == again
-    assert sum(" the " in text for text in first) > 20
+    assert " ".join(first).count(" the ") > 20
 
 
 def test_writing_a_small_model_gives_the_stored_files(tmp_path: Path):
