@@ -50,6 +50,7 @@ class StageZeroFeed:
     def add(self, request: Request, pixels: Sequence[Pixels]) -> None:
         """Without prefix caching all pixels are there at once."""
         self._pixels[request.request_id] = pixels
+        self._store.begin(request.request_id)
         for item, picture in enumerate(pixels):
             if self._digest is not None:
                 self._core.on_item_hash(request.request_id, item, self._digest(picture))
@@ -104,7 +105,7 @@ class LocalEngine:
         delay: int | None = None,
         on_work: Callable[[MicroBatch | EncodeBatch], None] = lambda work: None,
     ) -> None:
-        self._core = core
+        self.core = core
         self._executor = executor
         self._feed = feed
         self._delay = delay
@@ -117,29 +118,29 @@ class LocalEngine:
         """Give a request to the core, and the pixels of its items to the feed."""
         self._requests[request.request_id] = request
         self.outputs[request.request_id] = Output()
-        self._core.on_request(request)
+        self.core.on_request(request)
         self._feed.add(request, pixels)
         self._effects()
 
     def abort(self, request_id: str) -> None:
         """Nobody waits for this request any more."""
-        self._core.on_abort(request_id)
+        self.core.on_abort(request_id)
         self._effects()
 
     def run(self) -> dict[str, Output]:
         """Until every request ended. Raises RuntimeError when nothing can go on although requests wait."""
-        while self._core.has_work or self._held:
+        while self.core.has_work or self._held:
             self.advance()
         return self.outputs
 
     def advance(self) -> None:
         """One decision and its execution, or one result."""
         self._feed.advance()
-        work = self._core.step()
+        work = self.core.step()
         if work is None:
             self._effects()
             if not self._deliver() and not self._feed.advance():
-                raise RuntimeError("requests wait and nothing is in flight: the engine is stuck")
+                raise RuntimeError(f"the engine is stuck, its requests wait for {self.core.waits()}")
         elif isinstance(work, MicroBatch):
             self._on_work(work)
             self._run(work)
@@ -152,7 +153,7 @@ class LocalEngine:
 
     def _run(self, batch: MicroBatch) -> None:
         result = self._executor.submit(
-            batch, lambda seq_id: self._core.sequences[seq_id].token_ids, self._effects
+            batch, lambda seq_id: self.core.sequences[seq_id].token_ids, self._effects
         )
         if result is None:
             raise RuntimeError("this executor's results come another way: use a driver")
@@ -162,7 +163,7 @@ class LocalEngine:
         items = self._requests[batch.request_id].items
         payloads = self._executor.encode(batch, [items[index] for index in batch.items])
         for index, attempt, payload in zip(batch.items, batch.attempts, payloads):
-            self._core.on_embeddings(batch.request_id, index, attempt, payload)
+            self.core.on_embeddings(batch.request_id, index, attempt, payload)
 
     def _deliver(self) -> bool:
         if not self._held:
@@ -173,11 +174,11 @@ class LocalEngine:
             tokens = self.outputs[token.request_id].tokens.setdefault(token.choice, [])
             if token.position == len(request.token_ids) + len(tokens):
                 tokens.append(token)
-        self._core.on_batch_done(result)
+        self.core.on_batch_done(result)
         return True
 
     def _effects(self) -> None:
-        for effect in self._core.take_effects():
+        for effect in self.core.take_effects():
             match effect:
                 case RequestFinished(request_id):
                     self.outputs[request_id].finish = effect

@@ -24,6 +24,10 @@ class PixelStore:
     def __len__(self) -> int:
         return sum(len(items) for items in self._pixels.values())
 
+    def begin(self, request_id: str) -> None:
+        """A request starts whose id an earlier one may have had."""
+        self._ended.pop(request_id, None)
+
     def put(self, request_id: str, item: int, pixels: Pixels) -> bool:
         """Keep an item's pixels; False when the request has ended."""
         if request_id in self._ended:
