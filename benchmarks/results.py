@@ -75,13 +75,13 @@ def current_commit() -> str:
 
 
 def hardware_name() -> str:
-    """This machine in a few words: CPU model and the cores this process may use."""
+    """This machine as `/server_info` of this project's server names it: "2 cores of Intel(R) Xeon(R) …"."""
     model = "unknown CPU"
     for row in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if row.startswith("model name"):
             model = row.split(":", 1)[1].strip()
             break
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+    return f"{len(os.sched_getaffinity(0))} cores of {model}"
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -144,7 +144,7 @@ def model_title(lines: Iterable[Line]) -> str:
 
 
 def hardware_title(hardware: str) -> str:
-    """A machine in few words: "Intel(R) Xeon(R) CPU @ 2.1GHz, 2 cores" → "Intel Xeon, 2 cores"."""
+    """A machine in few words: "2 cores of Intel(R) Xeon(R) CPU @ 2.1GHz" → "2 cores of Intel Xeon"."""
     text = re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|@ *[\d.]+ *GHz", "", hardware)
     text = re.sub(r"\s+", " ", text).replace(" ,", ",").strip()
     return text.upper() if re.fullmatch(r"[ah]\d+\S*", text) else text

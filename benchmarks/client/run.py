@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ async def run_benchmark(spec: BenchSpec) -> BenchResult:
         arrivals = poisson_arrivals(len(spec.prompts), spec.request_rate, spec.seed)
     elif len(arrivals) != len(spec.prompts):
         raise ValueError(f"{len(arrivals)} arrival times for {len(spec.prompts)} prompts")
+    _allow_sockets(len(spec.prompts))
     limits = aiohttp.ClientTimeout(total=spec.timeout_s, sock_connect=min(30.0, spec.timeout_s))
     connector = aiohttp.TCPConnector(
         limit=0, force_close=True
@@ -122,7 +124,9 @@ class _Run:
                 tasks = []
                 for record in records:
                     # Against the absolute clock: a late wake-up does not delay all later arrivals.
-                    await asyncio.sleep(max(0.0, start + record.arrival - time.perf_counter()))
+                    delay = start + record.arrival - time.perf_counter()
+                    if delay > 0:
+                        await asyncio.sleep(delay)
                     tasks.append(asyncio.create_task(self._one(record, start, bar)))
                 await asyncio.gather(*tasks)
                 duration = time.perf_counter() - start
@@ -135,6 +139,14 @@ class _Run:
             record.sent = time.perf_counter() - start
             await send(self._session, self._url, self._bodies[record.index], record)
         bar.update()
+
+
+def _allow_sockets(num_requests: int) -> None:
+    """Raise this process's limit of open files so that every request can have its connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(num_requests + 256, hard) if hard != resource.RLIM_INFINITY else num_requests + 256
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _bodies(spec: BenchSpec, model: str) -> list[bytes]:

@@ -91,7 +91,7 @@ def single_gpu() -> Iterator[Line]:
                     yield line("fig20", label, workload, rate, mean_ttft_ms=ttft) | {
                         "source": "measured",
                         "costs": None,
-                        "hardware": "Intel(R) Xeon(R) Processor @ 2.10GHz, 2 cores",
+                        "hardware": "2 cores of Intel(R) Xeon(R) Processor @ 2.10GHz",
                         "model": "small-vision",
                         "pp": 1,
                     }
@@ -143,7 +143,7 @@ def scores() -> Iterator[Line]:
         yield line("table1", label, "synthetic", "inf") | {
             "source": "measured",
             "costs": None,
-            "hardware": "Intel(R) Xeon(R) Processor @ 2.10GHz, 2 cores",
+            "hardware": "2 cores of Intel(R) Xeon(R) Processor @ 2.10GHz",
             "model": "tiny",
             "score": 97.0,
             "num_questions": 100,

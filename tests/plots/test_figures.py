@@ -81,7 +81,7 @@ def test_names_of_files_and_titles_say_where_numbers_come_from(
     (group,) = groups(lines, "fig12")
     assert group.suffix == "simulated, costs clean, vLLM's vllm (H100)"
     (measured,) = groups(lines, "fig20")
-    assert measured.suffix == "measured on Intel Xeon, 2 cores"
+    assert measured.suffix == "measured on 2 cores of Intel Xeon"
 
 
 def test_cost_sets_get_figures_of_their_own_and_vllm_joins_each(lines: list[dict[str, Any]]) -> None:
@@ -188,8 +188,8 @@ def test_table_1_gives_scores_and_agreement_with_transformers(lines: list[dict[s
 
 def test_machines_are_named_in_few_words() -> None:
     assert (
-        hardware_title("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz, 2 cores")
-        == "Intel Xeon Platinum 8481C, 2 cores"
+        hardware_title("2 cores of Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz")
+        == "2 cores of Intel Xeon Platinum 8481C"
     )
     assert hardware_title("h100") == "H100"
 
