@@ -1,7 +1,8 @@
 """Prometheus metrics of the API server, and the driver's counters beside them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,7 +18,10 @@ TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
 
 
 class DriverCollector(Collector):
-    """The newest `Stats`: gauge `name` is rserve_driver_name, counter `name` rserve_driver_name_total."""
+    """The newest `Stats`: gauge `name` is rserve_driver_name, counter `name_total` rserve_driver_name_total.
+
+    What the driver calls `name:process` has the process as a label.
+    """
 
     def __init__(self) -> None:
         self.stats: Stats | None = None
@@ -25,10 +29,8 @@ class DriverCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         if self.stats is None:
             return
-        for name, value in sorted(self.stats.gauges.items()):
-            yield GaugeMetricFamily(_metric_name(name), f"driver: {name}", value=value)
-        for name, value in sorted(self.stats.counters.items()):
-            yield CounterMetricFamily(_metric_name(name), f"driver: {name}", value=value)
+        yield from _families(self.stats.gauges, GaugeMetricFamily)
+        yield from _families(self.stats.counters, CounterMetricFamily)
 
 
 class Metrics:
@@ -93,5 +95,15 @@ class Metrics:
         return Counter(f"{PREFIX}_{name}", help, labels, registry=self.registry)
 
 
-def _metric_name(name: str) -> str:
-    return f"{PREFIX}_driver_" + re.sub(r"[^a-zA-Z0-9_]", "_", name)
+def _families(
+    values: Mapping[str, float], family: type[GaugeMetricFamily] | type[CounterMetricFamily]
+) -> Iterable[Metric]:
+    """One family per name, with a sample per process where there are several."""
+    for name, entries in groupby(sorted(values), key=lambda key: key.partition(":")[0]):
+        keys = list(entries)
+        labels = ["process"] if ":" in keys[0] else []
+        clean = re.sub(r"[^a-zA-Z0-9_]", "_", name)
+        metric = family(f"{PREFIX}_driver_{clean}", f"driver: {name}", labels=labels)
+        for key in keys:
+            metric.add_metric([key.partition(":")[2]] if labels else [], values[key])
+        yield metric

@@ -157,7 +157,7 @@ class EchoEngine:
                 self.pixels.append(message)
                 self._arrived[request_id].set()
             case GetStats() if not self.is_silent:
-                self._later(Stats({"running": 1.0}, {"steps": 7.0}))
+                self._later(Stats({"running": 1.0}, {"steps_total": 7.0, "busy_seconds_total:rank1": 2.5}))
             case FlushCache() | _:
                 pass
 

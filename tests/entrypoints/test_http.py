@@ -292,7 +292,7 @@ async def test_models_and_version_and_server_info(serve):
         version = (await http.get("/version")).json()
     assert models["data"][0]["id"] == "echo" and models["data"][0]["max_model_len"] == 512
     assert one.status_code == 200 and other.status_code == 404
-    assert info["scheme"] == "gllm" and info["driver"]["steps"] == 7.0
+    assert info["scheme"] == "gllm" and info["driver"]["steps_total"] == 7.0
     assert version["version"] == info["version"]
 
 
@@ -327,6 +327,7 @@ async def test_metrics_count_tokens_times_and_the_drivers_gauges(serve):
     assert lines["rserve_time_to_first_token_seconds_count"] == "1.0"
     assert lines["rserve_driver_running"] == "1.0"
     assert lines["rserve_driver_steps_total"] == "7.0"
+    assert lines['rserve_driver_busy_seconds_total{process="rank1"}'] == "2.5"
     assert lines['rserve_http_responses_total{path="/v1/chat/completions",status="200"}'] == "1.0"
 
 
