@@ -259,16 +259,21 @@ def check(config: Any) -> None:
             raise ConfigError(f"{flag} {value}: must be {limits}")
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, skip: tuple[str, ...] = ()) -> None:
-    """Add the flags of every group of EngineConfig; skip: fields that the parser has in another form."""
-    for group in typing.get_type_hints(EngineConfig).values():
+Config = typing.TypeVar("Config", bound=EngineConfig)
+
+
+def add_engine_flags(
+    parser: argparse.ArgumentParser, skip: tuple[str, ...] = (), cls: type[EngineConfig] = EngineConfig
+) -> None:
+    """Add the flags of every group of a configuration; skip: fields that the parser has in another form."""
+    for group in typing.get_type_hints(cls).values():
         add_flags(parser, group, skip)
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
+def engine_config(args: argparse.Namespace, cls: type[Config] = EngineConfig) -> Config:
     """The configuration that parsed flags ask for. Raises ConfigError for values that cannot work."""
-    groups = typing.get_type_hints(EngineConfig)
-    config = EngineConfig(**{name: from_args(group, args) for name, group in groups.items()})
+    groups = typing.get_type_hints(cls)
+    config = cls(**{name: from_args(group, args) for name, group in groups.items()})
     check_together(config)
     return config
 

@@ -24,19 +24,22 @@ def serve(argv: list[str]) -> int:
     from gllm.config import ConfigError, engine_config
     from gllm.entrypoints.api_server import warn_when_open
     from gllm.entrypoints.serve import serve as serve_until_signal
+    from rserve.config import RServeConfig
+    from rserve.entrypoints.serve import EpdScheme
 
     parser = serve_parser()
     try:
-        config = engine_config(parser.parse_args(argv))
+        config = engine_config(parser.parse_args(argv), RServeConfig)
     except ConfigError as error:
         parser.error(str(error))
     warn_when_open(config)
-    return serve_until_signal(config)
+    return serve_until_signal(config, EpdScheme(config).scheme())
 
 
 def serve_parser() -> argparse.ArgumentParser:
     """The flags of `rserve serve`: MODEL, and one per field of the configuration."""
     from gllm.config import add_engine_flags
+    from rserve.config import RServeConfig
 
     parser = argparse.ArgumentParser(
         prog="rserve serve",
@@ -50,7 +53,7 @@ def serve_parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="checkpoint folder, or tiny | small | small-vision (default: tiny)",
     )
-    add_engine_flags(parser)
+    add_engine_flags(parser, cls=RServeConfig)
     return parser
 
 

@@ -1,0 +1,252 @@
+"""The item router of the EPD schemes: pixels go to encoder ranks, batch by batch."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gllm.core.effects import EncodeItems, ItemReleased, RequestFailed, RequestFinished, SkipItems
+from gllm.core.request import Request
+from gllm.entrypoints.pixel_gate import PixelGate
+from gllm.entrypoints.ports import DriverPort, PixelSource
+from gllm.multimodal.errors import BadInput
+from gllm.runtime.channels import Outbox
+from gllm.runtime.messages import CreditsShort, EncodingStarted, ItemHash, PixelBatch, RankReady
+from rserve.core.dispatcher import Dispatch, Dispatcher
+from rserve.entrypoints.encoders import EncoderHost, Encoders
+from rserve.runtime.deployment import encoder_index, encoder_name
+from rserve.runtime.messages import BatchEncoded, BatchFailed, EncodeRequest, EncoderLost
+
+Pixels = NDArray[np.uint8]
+CHECK_EVERY_S = 0.5
+
+
+@dataclass(eq=False, slots=True)
+class Routed:
+    """A request whose items are on their way.
+
+    pixels: decoded items, until an encoder has acknowledged them. held: their bytes inside the gate.
+    """
+
+    request: Request
+    source: PixelSource
+    pixels: dict[int, Pixels] = field(default_factory=dict)
+    held: dict[int, int] = field(default_factory=dict)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """prefix_caching: hashes go first. fallback: the socket to stage 0's pixels, where stage 0 can encode."""
+
+    prefix_caching: bool
+    patch_size: int
+    fallback: Outbox | None = None
+
+
+class EncoderRouter:
+    """Carries out what the pure dispatcher decides.
+
+    Items are fetched and decoded concurrently; a batch goes to an encoder when its pixels are there,
+    while later items of its request are still being fetched. When no encoder is left, stage 0 encodes
+    (fallback) or the requests concerned end with a 503.
+    """
+
+    def __init__(
+        self,
+        port: DriverPort,
+        host: EncoderHost,
+        encoders: Encoders,
+        dispatcher: Dispatcher,
+        gate: PixelGate,
+        settings: RouterSettings,
+    ) -> None:
+        self._port, self._host, self._encoders = port, host, encoders
+        self._dispatcher, self._gate, self._settings = dispatcher, gate, settings
+        self._requests: dict[str, Routed] = {}
+        self._batches: dict[int, Dispatch] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._short: str | None = None
+        self._watch: asyncio.Task[None] | None = None
+        encoders.on_lost = self._on_lost
+        for index in encoders.states:
+            dispatcher.on_encoder_ready(index)
+
+    # -- the item router protocol ------------------------------------------------------------------------
+
+    def add_request(self, request: Request, source: PixelSource) -> None:
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_encoders())
+        routed = Routed(request, source)
+        self._requests[request.request_id] = routed
+        self._dispatcher.add(request.request_id, request.items, ordered=not self._settings.prefix_caching)
+        self._start(routed, self._bring(routed))
+
+    def on_message(self, message: object) -> None:
+        match message:
+            case BatchEncoded(encoder, batch_id):
+                self._on_encoded(encoder, batch_id)
+            case ItemReleased(request_id, item, attempt):
+                self._dispatcher.on_released(request_id, item, attempt)
+            case EncodeItems(request_id, items, attempts):
+                self._on_wanted(request_id, dict(zip(items, attempts)))
+            case SkipItems(request_id, items):
+                self._dispatcher.skip(request_id, items)
+                self._drop(request_id, items)
+            case RequestFinished(request_id) | RequestFailed(request_id):
+                self._dispatcher.remove(request_id)
+            case BatchFailed():
+                self._on_failed(message)
+            case RankReady() if (index := encoder_index(message)) is not None:
+                self._encoders.on_ready(index)
+                self._dispatcher.on_encoder_ready(index)
+        self._dispatch()
+
+    def remove_request(self, request_id: str) -> None:
+        routed = self._requests.pop(request_id, None)
+        if routed is None:
+            return
+        self._dispatcher.remove(request_id)
+        for task in routed.tasks:
+            task.cancel()
+        self._gate.leave(sum(routed.held.values()))
+        routed.held.clear()
+        release = asyncio.create_task(routed.source.release())
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
+        self._dispatch()
+
+    async def close(self) -> None:
+        tasks = [task for routed in self._requests.values() for task in routed.tasks]
+        for request_id in tuple(self._requests):
+            self.remove_request(request_id)
+        if self._watch is not None:
+            self._watch.cancel()
+            tasks.append(self._watch)
+        await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
+
+    # -- pixels ------------------------------------------------------------------------------------------
+
+    async def _bring(self, routed: Routed) -> None:
+        """Fetch all items of a new request, once there is room for their pixels."""
+        sizes = {i: self._num_bytes(item.grid) for i, item in enumerate(routed.request.items)}
+        await self._gate.enter(sum(sizes.values()))
+        routed.held = sizes
+        for item in sizes:
+            self._start(routed, self._fetch(routed, item, with_hash=self._settings.prefix_caching))
+
+    async def _fetch(self, routed: Routed, item: int, with_hash: bool) -> None:
+        request_id = routed.request.request_id
+        try:
+            if with_hash:
+                self._port.send(ItemHash(request_id, item, await routed.source.digest(item)))
+            routed.pixels[item] = np.ascontiguousarray(await routed.source.pixels(item))
+        except BadInput as error:
+            self._port.fail_item(request_id, item, error)
+            return
+        self._dispatcher.on_pixels(request_id, item)
+        self._dispatch()
+
+    def _start(self, routed: Routed, work: "asyncio.Future[None] | object") -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        routed.tasks.add(task)
+        task.add_done_callback(routed.tasks.discard)
+
+    def _on_wanted(self, request_id: str, attempts: dict[int, int]) -> None:
+        """The core wants items encoded: for the first time (prefix caching) or again."""
+        routed = self._requests.get(request_id)
+        if routed is None:
+            return
+        self._dispatcher.need(request_id, attempts)
+        for item, attempt in attempts.items():
+            if attempt > 0 and item not in routed.pixels:
+                self._start(routed, self._fetch(routed, item, with_hash=False))
+
+    def _drop(self, request_id: str, items: Iterable[int]) -> None:
+        """The pixels of items are not needed; their bytes leave the gate."""
+        routed = self._requests.get(request_id)
+        if routed is not None:
+            for item in items:
+                routed.pixels.pop(item, None)
+                self._gate.leave(routed.held.pop(item, 0))
+
+    def _num_bytes(self, grid: tuple[int, int, int]) -> int:
+        return grid[1] * grid[2] * self._settings.patch_size**2 * 3
+
+    # -- encoders ----------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
+        for dispatch in self._dispatcher.dispatch():
+            self._send(dispatch)
+        if self._dispatcher.short != self._short:
+            self._short = self._dispatcher.short
+            if self._short is not None:
+                self._port.send(CreditsShort(self._short))
+        if self._encoders.are_gone:
+            self._without_encoders()
+
+    def _send(self, dispatch: Dispatch) -> None:
+        routed = self._requests[dispatch.request_id]
+        items = [routed.request.items[index] for index in dispatch.items]
+        message = EncodeRequest(
+            dispatch.batch_id,
+            dispatch.request_id,
+            dispatch.items,
+            dispatch.attempts,
+            tuple(item.grid for item in items),
+            dispatch.rows,
+            tuple(item.num_tokens for item in items),
+        )
+        frames = [routed.pixels[index].data for index in dispatch.items]
+        self._host.outbox(encoder_name(dispatch.encoder)).send(message, frames)
+        self._batches[dispatch.batch_id] = dispatch
+        self._encoders.on_dispatched(dispatch.encoder, dispatch.batch_id)
+        if dispatch.is_first:
+            self._port.send(EncodingStarted(dispatch.request_id))
+
+    def _on_encoded(self, encoder: int, batch_id: int) -> None:
+        self._encoders.on_done(encoder, batch_id)
+        self._dispatcher.on_encoded(encoder, batch_id)
+        done = self._batches.pop(batch_id, None)
+        if done is not None:
+            self._drop(done.request_id, done.items)
+
+    def _on_failed(self, message: BatchFailed) -> None:
+        self._encoders.on_done(message.encoder, message.batch_id)
+        self._dispatcher.on_failed(message.encoder, message.batch_id)
+        failed = self._batches.pop(message.batch_id, None)
+        if failed is not None:
+            error = BadInput(f"the encoder failed: {message.message}", None, 500, "encoder_failed")
+            self._port.fail_item(failed.request_id, failed.items[0], error)
+
+    def _on_lost(self, index: int) -> None:
+        for batch_id in [b for b, dispatch in self._batches.items() if dispatch.encoder == index]:
+            del self._batches[batch_id]
+        self._port.send(EncoderLost(index, tuple(self._dispatcher.on_encoder_lost(index))))
+        self._dispatch()
+
+    def _without_encoders(self) -> None:
+        """Stage 0 encodes what is ready to go, or its requests end."""
+        for request_id, item, attempt in self._dispatcher.take_queued():
+            if self._settings.fallback is not None:
+                self._send_to_stage_zero(self._settings.fallback, request_id, item, attempt)
+            else:
+                error = BadInput(
+                    "no encoder is left to encode images: try again later", None, 503, "no_encoder"
+                )
+                self._port.fail_item(request_id, item, error)
+
+    def _send_to_stage_zero(self, outbox: Outbox, request_id: str, item: int, attempt: int) -> None:
+        routed = self._requests.get(request_id)
+        if routed is not None:
+            grid = routed.request.items[item].grid
+            batch = PixelBatch(0, request_id, (item,), (attempt,), (grid,))
+            outbox.send(batch, [routed.pixels[item].data])
+            self._drop(request_id, [item])
+
+    async def _watch_encoders(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self._encoders.kill_stalled()
