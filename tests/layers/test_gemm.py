@@ -17,6 +17,21 @@ def test_a_bf16_product_is_right_with_and_without_bf16_instructions(native, rows
     torch.testing.assert_close(out.double(), exact, atol=0.1, rtol=0.01)
 
 
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 2, 9])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_an_fp32_product_is_right_for_any_rows_and_strides(onednn, rows, with_bias, monkeypatch):
+    monkeypatch.setattr(gemm, "_HAS_ONEDNN", onednn)
+    wide, weight = torch.randn(rows, 64), torch.randn(16, 32)
+    bias = torch.randn(16) if with_bias else None
+    x = wide[:, 16:48]
+    exact = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    torch.testing.assert_close(gemm.linear(x, weight, bias).double(), exact, atol=1e-5, rtol=0)
+    batched = gemm.linear(x.unsqueeze(0), weight, bias)
+    assert batched.shape == (1, rows, 16)
+    torch.testing.assert_close(batched[0].double(), exact, atol=1e-5, rtol=0)
+
+
 def test_silu_mul_gates_the_second_half_with_the_first():
     x = torch.randn(5, 12)
     expected = torch.nn.functional.silu(x[:, :6]) * x[:, 6:]

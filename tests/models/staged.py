@@ -14,9 +14,10 @@ from gllm.layers.attention import create_backend
 from gllm.layers.comm import SINGLE, ThreadTensorParallel
 from gllm.layers.kv_cache import KVCache, KVCacheShape
 from gllm.layers.placement import Placement
-from gllm.models.loader import load_weights, read_shape
+from gllm.models.loader import load_weights
 from gllm.models.qwen2 import Qwen2Model
 from gllm.models.qwen2_layer import SampledRows
+from gllm.models.shape_file import read_shape
 from gllm.models.stage import pipeline_stages
 from tests.layers.paging import PagedSequences
 
