@@ -73,6 +73,21 @@ def by_rate(
     return compute
 
 
+def mean(ours: Pick, theirs: Pick) -> Callable[[PaperResults], Values]:
+    """Mean TTFT change over the rates, for each workload."""
+    return lambda results: results.mean_change(ours, theirs)
+
+
+def saturated(ours: Pick, theirs: Pick) -> Callable[[PaperResults], Values]:
+    """Change of the highest throughput, for each workload."""
+    return lambda results: results.saturated_change(ours, theirs)
+
+
+def area(ours: Pick, theirs: Pick) -> Callable[[PaperResults], Values]:
+    """Change of the area below the curve of attainment, for each workload."""
+    return lambda results: results.coverage(ours, theirs)
+
+
 def encode_share(results: PaperResults) -> Values:
     lines = [line for line in results.lines if line["experiment"] == "fig02"]
     return (max(100.0 * number(line, "encode_ms") / number(line, "mean_ttft_ms") for line in lines),)
