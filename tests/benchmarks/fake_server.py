@@ -22,6 +22,7 @@ class FakeServer:
     contents: Sequence[str] = ("a", "b", "c")
     first_delay: float = 0.0
     gap: float = 0.0
+    hold_until: int = 0  # chat requests that must have come before any is answered
     has_usage: bool = True
     piece: int | None = None  # bytes in each network write
     prompt_tokens: int = 50
@@ -48,6 +49,8 @@ class FakeServer:
         body = await request.json()
         fault = self.faults.get(len(self.bodies), "")
         self.bodies.append(body)
+        while len(self.bodies) < self.hold_until:
+            await asyncio.sleep(0.005)
         await asyncio.sleep(self.first_delay if fault != "hang" else 3600)
         if fault == "500":
             return web.json_response({"error": {"message": "out of blocks"}}, status=500)

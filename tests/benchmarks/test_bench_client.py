@@ -54,7 +54,7 @@ def test_ttft_is_the_time_to_the_first_token_and_itl_the_time_between_tokens() -
     for record in result.records:
         assert record.ttft >= 0.05
         assert len(record.itls) == 2
-        assert sum(record.itls) >= 0.06 - 0.002
+        assert record.ttft + sum(record.itls) >= 0.11 - 0.002  # however late this process reads them
         assert record.tpot == pytest.approx((record.latency - record.ttft) / 2)
         assert record.ttft + sum(record.itls) <= record.latency + 1e-9
 
@@ -86,7 +86,7 @@ def test_a_failed_request_is_counted_with_its_reason_and_kept_out_of_the_means(
     fault: str, reason: str
 ) -> None:
     server = FakeServer(faults={2: fault})
-    result = bench(server, warmup_requests=0, timeout_s=0.8)
+    result = bench(server, warmup_requests=0, timeout_s=3.0 if fault == "hang" else 60.0)
     metrics = result.metrics()
     assert metrics["errors_by_reason"] == {reason: 1}
     assert (metrics["completed"], metrics["failed"]) == (3, 1)
@@ -104,10 +104,10 @@ def test_slo_attainment_counts_requests_within_the_limit() -> None:
     assert bench(FakeServer(), slo_ms={}).metrics()["slo_attainment"] is None
 
 
-def test_requests_are_sent_at_their_times_however_slow_the_server_is() -> None:
-    server = FakeServer(first_delay=0.3)
-    result = bench(server, arrivals=[0.0, 0.02, 0.04, 0.06])
-    assert max(record.sent for record in result.records) < 0.3
+def test_requests_are_sent_at_their_times_though_none_was_answered_yet() -> None:
+    server = FakeServer(hold_until=4)  # answers none before it has seen all
+    result = bench(server, arrivals=[0.0, 0.02, 0.04, 0.06], warmup_requests=0, timeout_s=60.0)
+    assert result.failed == 0
     assert all(record.sent >= record.arrival - 1e-3 for record in result.records)
     assert result.metrics()["max_concurrent_requests"] == 4
 
