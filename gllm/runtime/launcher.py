@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import zmq
 
 from gllm.config import EngineConfig, ParallelConfig
-from gllm.runtime.channels import Inbox, Outbox
+from gllm.runtime.channels import Outbox
 from gllm.runtime.messages import Codec, RankFailed, RankReady, Shutdown
 from gllm.runtime.rank_spec import RankSpec, child_environment, cores_of, threads_per_rank
 from gllm.runtime.spawner import Exited, Spawner, SpawnerLost
+from gllm.runtime.trace_inbox import TraceInbox
 
 LOG = logging.getLogger("gllm")
 LAST_WORDS_S = 0.3
@@ -183,6 +184,7 @@ class Deployment:
             self._end_children(self._spawner, grace_s)
             self._spawner.close()
             self._spawner = None
+            self._write_trace()
         self._close_rendezvous()
         self.inbox.close()
         for outbox in self._outboxes.values():
@@ -198,6 +200,14 @@ class Deployment:
         for name in spawner.alive:
             spawner.signal(name, signal.SIGKILL)
         _wait_until_gone(spawner, KILL_AFTER_S)
+
+    def _write_trace(self) -> None:
+        path = self.config.server.trace
+        if path is not None:
+            for _ in self.inbox.drain():
+                pass  # what the ranks said last
+            self.inbox.write(path)
+            LOG.info("wrote %d spans to %s", len(self.inbox.spans), path)
 
     def _expected(self) -> set[str]:
         """Processes that must be ready: all ranks of all hosts, and what was added."""
@@ -234,9 +244,9 @@ class Deployment:
         base = parallel.zmq_port_base
         return {name: f"tcp://{parallel.master_addr}:{base + i}" for i, name in enumerate(names)}
 
-    def _bind_inbox(self) -> Inbox:
+    def _bind_inbox(self) -> TraceInbox:
         try:
-            return Inbox(self._context, self.addresses["api"], self.codec)
+            return TraceInbox(self._context, self.addresses["api"], self.codec)
         except zmq.ZMQError as error:
             self._close_rendezvous()
             shutil.rmtree(self._folder)

@@ -59,6 +59,14 @@ class HiddenShape:
     device: torch.device
 
 
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed")
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """True when a rank fails because another one ended: not the cause, and not worth a message."""
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in LOST_PEER)
+
+
 class GroupLink:
     """Point-to-point between stages. Receives are posted ahead, sends are never waited for.
 

@@ -14,7 +14,7 @@ class PixelStore:
     """uint8 [H, W, 3] by (request, item), with the attempt they were sent for; a later attempt replaces.
 
     Pixels may come before their request, and after its end; the last requests that ended are remembered, so
-    that late ones are not kept for ever.
+    that late pixels are not kept for ever. Ids of requests are unique.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class PixelStore:
         return sum(len(items) for items in self._pixels.values())
 
     def begin(self, request_id: str) -> None:
-        """A request starts whose id an earlier one may have had."""
+        """A request starts whose id an earlier one had, where ids are not unique."""
         self._ended.pop(request_id, None)
 
     def put(self, request_id: str, item: int, pixels: Pixels) -> bool:

@@ -15,6 +15,7 @@ from gllm.core.stage_encoder import StageEncoder
 from gllm.runtime.driver import Driver, EventSource
 from gllm.runtime.executor import DrivenCore
 from gllm.runtime.messages import Codec, RankFailed
+from gllm.runtime.parallel import is_lost_peer
 from gllm.runtime.pixel_inbox import PixelInbox
 from gllm.runtime.pixel_store import PixelStore
 from gllm.runtime.post import Post
@@ -76,8 +77,9 @@ def run_guarded(spec: RankSpec, post: Post, live: Callable[[], None]) -> int:
     except (ValueError, OSError) as error:
         post.outbox("api").send(RankFailed(spec.name, one_line(error)))
     except Exception as error:
-        traceback.print_exc()
-        post.outbox("api").send(RankFailed(spec.name, one_line(error)))
+        if not is_lost_peer(error):
+            traceback.print_exc()
+            post.outbox("api").send(RankFailed(spec.name, one_line(error)))
     else:
         return 0
     sys.stderr.flush()
