@@ -30,7 +30,7 @@ async def system_lookup(
     """Ask the system's resolver."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, family=family)
-    return [(entry[0], entry[4][0]) for entry in found]
+    return [(entry[0], str(entry[4][0])) for entry in found]
 
 
 class CheckedResolver(AbstractResolver):

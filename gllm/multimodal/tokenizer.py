@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer
 class ModelTokenizer:
     """Encodes text in which control tokens stay text, and text in which they do not.
 
-    Control tokens are all tokens added to the vocabulary (``<|im_end|>``, ``<tool_call>``). vocab_size counts
-    them. special_ids are those that a decoder hides.
+    Control tokens are all tokens added to the vocabulary (``<|im_end|>``, ``<tool_call>``). special_ids are
+    those that a decoder hides. vocab_size is the largest id plus one.
     """
 
     def __init__(self, backend: Tokenizer):
@@ -23,7 +23,7 @@ class ModelTokenizer:
         added = {i: t for i, t in backend.get_added_tokens_decoder().items() if t.content.strip()}
         self.control_ids = {token.content.strip(): index for index, token in added.items()}
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
         self._control = _control_pattern(added.values())
         self._plain = _without_added_tokens(backend)
         for content, index in self.control_ids.items():
@@ -83,11 +83,14 @@ def tokenizer_config(model_dir: str | Path) -> dict[str, Any]:
 
 
 def _converted(folder: Path) -> Tokenizer:
+    message = f"{folder} has no tokenizer.json, and no other tokenizer that can be converted to one"
+    if not any((folder / name).exists() for name in ("vocab.json", "vocab.txt", "tokenizer.model")):
+        raise ValueError(message)
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"{folder} has no tokenizer.json and its tokenizer cannot be converted to one")
+        raise ValueError(message)
     return tokenizer.backend_tokenizer
 
 

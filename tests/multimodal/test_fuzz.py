@@ -1,12 +1,12 @@
 """Whatever bytes or JSON a client sends: an image or BadInput, never another exception."""
 
 import asyncio
-import io
+import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image, features
+from PIL import features
 
 from gllm.multimodal.chat import ChatEncoder, ChatOptions
 from gllm.multimodal.content import parse_chat
@@ -92,7 +92,8 @@ messages = st.one_of(
 )
 
 
-def check_bytes_of_an_image(data: bytes) -> None:
+def check_bytes_of_an_image(data: bytes) -> bool:
+    """True if it was an image; fails on any exception but BadInput."""
     rule = ImagePreprocessor()
     try:
         early = read_header(data[: len(data) // 2], False, 10**6)
@@ -101,20 +102,22 @@ def check_bytes_of_an_image(data: bytes) -> None:
         pixels = decode(data, header, target)
     except BadInput as error:
         assert str(error) and error.status == 400
-        return
+        return False
     assert early is None or (early.height, early.width) == (header.height, header.width)
     assert pixels.shape == (*target, 3)
-    Image.open(io.BytesIO(data)).verify()
+    return True
 
 
-def check_messages(value, encoder) -> None:
+def check_messages(value, encoder) -> bool:
+    """True if it was a prompt; fails on any exception but BadInput, and on a lost image."""
     try:
         chat = parse_chat(value, 8)
         ids = encoder.encode(chat, ChatOptions())
     except BadInput as error:
         assert str(error) and error.status == 400
-        return
+        return False
     assert ids.count(IMAGE) == len(chat.images), "never a silent text-only answer"
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -134,18 +137,69 @@ def test_any_messages_are_a_prompt_or_bad_input(encoder, value):
     check_messages(value, encoder)
 
 
-@pytest.mark.slow
-@settings(max_examples=10_000, **QUIET)
-@given(files)
-def test_ten_thousand_files_are_images_or_bad_input(data):
-    check_bytes_of_an_image(data)
+def random_damage(rng: random.Random) -> bytes:
+    """A sample with a few bytes changed, inserted, removed, or its end cut off; sometimes mere noise."""
+    if rng.random() < 0.05:
+        return rng.randbytes(rng.randrange(200))
+    data = bytearray(rng.choice(FILES))
+    for _ in range(rng.randrange(6)):
+        position = rng.randrange(len(data))
+        data[position : position + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
+    return bytes(data[: rng.randrange(len(data))] if rng.random() < 0.3 else data)
+
+
+WORDS = ["text", "image_url", "image", "input_image", "video", "url", "type", "role", "content", "user"]
+WORDS += ["assistant", "system", "tool", "detail", "low", "min_pixels", "tool_calls", "name", "data:,"]
+WORDS += ["<|im_end|>", "<|image_pad|>", "\ud800", "", "hello"]
+
+
+def random_json(rng: random.Random, depth: int = 4):
+    """Any JSON value, of words that the API knows."""
+    kind = rng.randrange(8 if depth else 4)
+    if kind < 4:
+        return rng.choice([None, True, 3, -1.5, *WORDS])
+    if kind < 6:
+        return [random_json(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {rng.choice(WORDS): random_json(rng, depth - 1) for _ in range(rng.randrange(4))}
+
+
+def random_part(rng: random.Random):
+    """Often a good part, often one with a field that is wrong."""
+    good = [
+        {"type": "text", "text": rng.choice(["hello", "<|image_pad|>", "<|im_"])},
+        {"type": "image_url", "image_url": {"url": "data:,x", "detail": "low"}},
+        {"type": "image", "image": "http://a/", "max_pixels": 784},
+    ]
+    part = rng.choice(good)
+    if rng.random() < 0.3:
+        part[rng.choice(list(part) + WORDS)] = random_json(rng, 2)
+    return part if rng.random() < 0.9 else random_json(rng)
+
+
+def random_messages(rng: random.Random):
+    """Often good messages, often some with a field that is wrong."""
+    messages = []
+    for _ in range(rng.randrange(1, 4)):
+        parts = [random_part(rng) for _ in range(rng.randrange(1, 4))]
+        message = {"role": rng.choice(["system", "user", "assistant", "tool"]), "content": parts}
+        if rng.random() < 0.2:
+            message[rng.choice(list(message) + WORDS)] = random_json(rng)
+        messages.append(message if rng.random() < 0.95 else random_json(rng))
+    return messages if rng.random() < 0.95 else random_json(rng)
 
 
 @pytest.mark.slow
-@settings(max_examples=10_000, **QUIET)
-@given(messages)
-def test_ten_thousand_messages_are_prompts_or_bad_input(encoder, value):
-    check_messages(value, encoder)
+def test_ten_thousand_files_are_images_or_bad_input():
+    rng = random.Random(0)
+    served = sum(check_bytes_of_an_image(random_damage(rng)) for _ in range(10_000))
+    assert 1000 < served < 9000, "both outcomes are tried"
+
+
+@pytest.mark.slow
+def test_ten_thousand_messages_are_prompts_or_bad_input(encoder):
+    rng = random.Random(0)
+    served = sum(check_messages(random_messages(rng), encoder) for _ in range(10_000))
+    assert 1000 < served < 9000, "both outcomes are tried"
 
 
 @settings(max_examples=300, **QUIET)

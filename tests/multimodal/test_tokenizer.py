@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_special_tokens_are_hidden_and_others_shown(whole):
 
 
 def test_control_tokens_that_only_the_config_declares_are_added(tmp_path, whole):
-    fields = json.loads(open(f"{TINY}/tokenizer.json").read())
+    fields = json.loads(Path(TINY, "tokenizer.json").read_text())
     fields["added_tokens"] = [token for token in fields["added_tokens"] if token["id"] < 504]
     (tmp_path / "tokenizer.json").write_text(json.dumps(fields))
     shutil.copy(f"{TINY}/tokenizer_config.json", tmp_path)
@@ -38,7 +39,7 @@ def test_a_declared_id_that_is_not_free_is_refused(tmp_path):
 
 
 def test_a_checkpoint_with_vocabulary_and_merges_is_converted(tmp_path, whole):
-    model = json.loads(open(f"{TINY}/tokenizer.json").read())["model"]
+    model = json.loads(Path(TINY, "tokenizer.json").read_text())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
@@ -49,5 +50,5 @@ def test_a_checkpoint_with_vocabulary_and_merges_is_converted(tmp_path, whole):
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
