@@ -9,8 +9,8 @@ What a line needs
 -----------------
 Every line: `experiment`, `source` ("measured" | "simulated"), `hardware`, `model`, `workload`, `scheme`,
 `pp`, `tp`, `encoders`, and for simulated ones `costs`. `label` names the curve where the scheme does not:
-"vLLM TP4", "vLLM PP4"; without one, or when it equals `scheme`, the name follows from `scheme`. Lines
-labelled vLLM are drawn with those of every cost set on the same hardware, whatever their own `costs`.
+"vLLM TP4", "vLLM PP4"; without one, or when it equals `scheme`, the name follows from `scheme`. `costs` names
+a whole set: vLLM's lines carry that of the lines they are compared with, whatever is laid over it for them.
 `bound_ttft_ms` and `bound_throughput` of RServe's lines become the dashed bound.
 
 fig02   One request of two images for each label "TP4" | "PP4" and workload "pair-WIDTHxHEIGHT".
@@ -26,8 +26,9 @@ fig17   One line for each scheme rserve | rserve-intra, workload and request_rat
 fig18   One line for each scheme, parallelism (tp, pp, encoders), workload and request_rate, with a slo of
         1.4 s at 1K and 2 s at 2K; figures 18 and 19 are drawn from it. Fields: mean_ttft_ms, slo_attainment.
 fig20   One line for each scheme gllm-epd | rserve, workload and request_rate, with one stage and one encoder.
-        Field: mean_ttft_ms.
-fig21   One line for each curve, workload and request_rate on A100s. Field: mean_ttft_ms.
+        Field: mean_ttft_ms. "fig20-32b" is the same with another model.
+fig21   One line for each curve, workload and request_rate on A100s; "fig21-7b" is the same with another
+        model. Field: mean_ttft_ms.
 table1  One line for each scheme (or label "transformers", "vLLM", …). Fields: score (percent),
         num_questions, unparsed_rate, responses (question id → text).
 

@@ -11,11 +11,16 @@ from plots.command import draw_command
 from plots.lines import groups
 from plots.rate_panels import TTFT, Curves, RateFigure, signed
 
+EXPERIMENTS = ("fig20", "fig20-32b")  # the text does not name the model
+
 
 def draw(lines: Sequence[Line], out_dir: Path) -> list[Path]:
     """Draw every group of the experiment, measured and simulated ones in figures of their own."""
-    figure = RateFigure("fig20", "TTFT, one LLM device and one encoder", TTFT, notes=_notes)
-    return [path for group in groups(lines, "fig20") for path in figure.draw(group, out_dir)]
+    paths = []
+    for experiment in EXPERIMENTS:
+        figure = RateFigure(experiment, "TTFT, one LLM device and one encoder", TTFT, notes=_notes)
+        paths += [path for group in groups(lines, experiment) for path in figure.draw(group, out_dir)]
+    return paths
 
 
 def _notes(_: str, curves: Curves) -> str:

@@ -10,11 +10,16 @@ from plots.command import draw_command
 from plots.lines import groups
 from plots.rate_panels import TTFT, Curves, RateFigure, change_note
 
+EXPERIMENTS = ("fig21", "fig21-7b")  # the text does not name the model, and 72B does not fit
+
 
 def draw(lines: Sequence[Line], out_dir: Path) -> list[Path]:
     """Draw every group of the experiment; returns the files written."""
-    figure = RateFigure("fig21", "TTFT", TTFT, notes=_notes)
-    return [path for group in groups(lines, "fig21") for path in figure.draw(group, out_dir)]
+    paths = []
+    for experiment in EXPERIMENTS:
+        figure = RateFigure(experiment, "TTFT", TTFT, notes=_notes)
+        paths += [path for group in groups(lines, experiment) for path in figure.draw(group, out_dir)]
+    return paths
 
 
 def _notes(_: str, curves: Curves) -> str:

@@ -34,9 +34,7 @@ class Group:
         """What a title says about where the numbers come from."""
         machine = hardware_title(self.hardware)
         if self.source == "simulated":
-            others = sorted({str(line.get("costs")) for line in self.lines} - {self.costs})
-            vllm = f", vLLM's {', '.join(others)}" if others else ""
-            return f"simulated, costs {self.costs}{vllm} ({machine})"
+            return f"simulated, costs {self.costs} ({machine})"
         return f"measured on {machine}"
 
     @property
@@ -65,12 +63,10 @@ class Point:
 
 
 def groups(lines: Iterable[Line], experiment: str) -> list[Group]:
-    """The groups of an experiment, measured ones first. vLLM's lines join every cost set of their machine."""
+    """The groups of an experiment, measured ones first."""
     wanted = select(lines, experiment=experiment)
-    vllm = [line for line in wanted if curve_name(line).startswith("vLLM") and line["source"] == "simulated"]
-    rest = [line for line in wanted if line not in vllm]
-    keys = sorted({_key(line) for line in rest})
-    return [Group((*_with_key(rest, key), *_joining(vllm, key)), *key) for key in keys]
+    keys = sorted({_key(line) for line in wanted})
+    return [Group(tuple(line for line in wanted if _key(line) == key), *key) for key in keys]
 
 
 def curve_name(line: Line) -> str:
@@ -152,13 +148,3 @@ def hardware_title(hardware: str) -> str:
 
 def _key(line: Line) -> tuple[str, str, str]:
     return str(line["source"]), str(line.get("costs") or ""), str(line.get("hardware") or "unknown machine")
-
-
-def _with_key(lines: Iterable[Line], key: tuple[str, str, str]) -> list[Line]:
-    return [line for line in lines if _key(line) == key]
-
-
-def _joining(vllm: Iterable[Line], key: tuple[str, str, str]) -> list[Line]:
-    """Those simulated under the same costs, where there are any; else all of that machine."""
-    found = [line for line in vllm if (line["source"], line.get("hardware")) == (key[0], key[2])]
-    return [line for line in found if line.get("costs") == key[1]] or found

@@ -55,7 +55,7 @@ def draw_panel(
     """Draw every curve and the bound into one panel; returns the curves."""
     curves = curves_of(lines, metric, naming)
     for name, found in curves.items():
-        hollow = "(TP" in name
+        hollow = name not in style.LOOKS and "(PP" not in name  # a second variant of its scheme
         xs, ys = [point.x for point in found], [point.y for point in found]
         if any(point.half_width for point in found):
             errors = [point.half_width for point in found]
@@ -138,7 +138,7 @@ class RateFigure:
 
 def figure_title(number: str, title: str, group: Group) -> str:
     """ "Figure 12. TTFT, Qwen2.5-VL-72B" and, on a second line, where the numbers come from."""
-    name = number.replace("fig", "Figure ").replace("Figure 0", "Figure ")
+    name = f"Figure {int(number.removeprefix('fig')[:2])}"
     models = rows_of.model_title(group.lines)
     workloads = group.workloads()
     single = f", {rows_of.workload_title(workloads[0])}" if len(workloads) == 1 else ""
@@ -170,7 +170,9 @@ def _draw_bound(axis: Axes, lines: Sequence[Line], metric: Metric) -> None:
         return
     own = [line for line in lines if rows_of.curve_name(line) == "RServe"]
     deepest = max((line.get("pp") or 1 for line in own), default=1)
-    own = [line for line in own if (line.get("pp") or 1) == deepest]  # the paper's main deployment
-    found = rows_of.points(own, rows_of.request_rate, metric.bound)
+    deepest_own = [line for line in own if (line.get("pp") or 1) == deepest]  # the paper's main deployment
+    found = rows_of.points(deepest_own, rows_of.request_rate, metric.bound)
     if found:
-        style.draw_bound(axis, [point.x for point in found], [point.y for point in found])
+        one_of_several = len({rows_of.parallelism(line) for line in own}) > 1
+        label = f"bound ({rows_of.parallelism(deepest_own[0])})" if one_of_several else "bound"
+        style.draw_bound(axis, [point.x for point in found], [point.y for point in found], label)

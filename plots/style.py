@@ -7,6 +7,7 @@ dash, every bar its own hatch, so that a grey print can be read too.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ SINGLE = 3.3  # inches: one column
 DOUBLE = 7.0  # inches: both columns
 FONT = 8
 DPI = 200
+LEGEND_ROW = 0.16  # inches
 
 Dash = str | tuple[int, tuple[float, ...]]
 
@@ -110,7 +112,7 @@ def new_figure(columns: int = 1, rows: int = 1, height: float = 2.8) -> tuple[Fi
 
 
 def look_of(name: str) -> Look:
-    """The look of a curve by its name without brackets: "RServe (TP4+E1)" looks like RServe."""
+    """The look of a curve: that of its scheme, so "RServe (TP4+E1)" looks like RServe."""
     return LOOKS.get(_scheme(name), OTHER)
 
 
@@ -121,30 +123,38 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 
 def _scheme(name: str) -> str:
-    return name.partition(" (")[0]
+    """The scheme that a curve's name starts with: "RServe (TP4+E1)", "RServe, five A100s" and "gLLM PP5"."""
+    if name in LOOKS:
+        return name
+    return next((scheme for scheme in LOOKS if re.match(rf"{re.escape(scheme)}[ ,]", name)), name)
 
 
-def draw_bound(axis: Axes, xs: Sequence[float], ys: Sequence[float]) -> None:
-    """The bound that no scheme can pass, as a dashed black line."""
-    axis.plot(xs, ys, label="bound", **BOUND)
+def draw_bound(axis: Axes, xs: Sequence[float], ys: Sequence[float], label: str = "bound") -> None:
+    """The bound that no scheme can pass, as a dashed black line; its label starts with "bound"."""
+    axis.plot(xs, ys, label=label, **BOUND)
 
 
 def shared_legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend for all panels, below them, in the one order; "bound" and "paper" come last."""
+    """One legend for all panels, below them, in the one order; the bound and the paper's marks come last.
+
+    The figure grows by every row after the first, so that the panels keep their size.
+    """
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels()):
             handles.setdefault(label, handle)
-    last = [name for name in ("bound", "paper") if name in handles]
+    last = [name for name in handles if name.startswith("bound") or name == "paper"]
     names = [*in_order([name for name in handles if name not in last]), *last]
     columns = legend_columns(names, figure.get_figwidth())
+    rows = -(-len(names) // columns)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * (rows - 1))
     figure.legend([handles[name] for name in names], names, loc="outside lower center", ncols=columns)
 
 
 def legend_columns(names: Sequence[str], width: float) -> int:
     """How many columns of these names fit into `width` inches; several rows get equal lengths."""
     longest = max((len(name) for name in names), default=0)
-    entry = 0.5 + 0.058 * longest  # inches: the handle, then letters of 7 points
+    entry = 0.5 + 0.054 * longest  # inches: the handle, then letters of 7 points
     fitting = max(1, int(width / entry))
     rows = -(-len(names) // fitting)
     return max(1, -(-len(names) // rows)) if rows else 1

@@ -24,7 +24,7 @@ def line(experiment: str, label: str, workload: str, rate: float | str, **fields
     base: Line = {
         "experiment": experiment,
         "source": "simulated",
-        "costs": "vllm" if label.startswith("vLLM") else "clean",
+        "costs": "clean",
         "hardware": "h100",
         "model": "qwen2.5-vl-72b",
         "label": label,
