@@ -222,3 +222,10 @@ def test_logprobs_of_the_chosen_token_alone_need_no_others():
 def test_without_logprobs_none_are_computed():
     found = sample(random_logits(1), SamplingBatch.build([SamplingRow(Knobs(0.0), 0, 0)]))
     assert found.logprobs is None and found.top_ids is None
+
+
+def test_both_words_of_a_key_change_the_noise():
+    keys = torch.tensor([[1, 2], [1, 3], [4, 2]], dtype=torch.int32)
+    noise = gumbel_noise(keys, torch.arange(200, dtype=torch.int32)[None])
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert abs(torch.corrcoef(noise[[one, other]])[0, 1]) < 0.25
