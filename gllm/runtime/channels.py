@@ -17,11 +17,11 @@ class Inbox:
     """Where one process (or one of its threads) receives messages; bound by its owner."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, codec: Codec) -> None:
-        """Raises zmq.ZMQError where the address is in use."""
+        """TCP addresses are bound on all interfaces. Raises zmq.ZMQError where the address is in use."""
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.bind(address)
+        self.socket.bind(f"tcp://*:{address.rpartition(':')[2]}" if address.startswith("tcp:") else address)
         self._codec = codec
 
     def receive(self, timeout_ms: int | None = None) -> object | None:

@@ -19,6 +19,7 @@ from gllm.runtime.messages import (
     GetStats,
     ItemFailed,
     ItemHash,
+    RankFailed,
     RankLoad,
     Shutdown,
     Stats,
@@ -82,6 +83,7 @@ class Driver:
             RankLoad: self._on_load,
             GetStats: lambda m: self._send_stats(),
             Shutdown: lambda m: self._stop(),
+            RankFailed: self._on_rank_failed,
             **(handlers or {}),
         }
         self._poller = zmq.Poller()
@@ -157,6 +159,9 @@ class Driver:
 
     def _on_load(self, load: RankLoad) -> None:
         self._loads[load.name] = load
+
+    def _on_rank_failed(self, failed: RankFailed) -> None:
+        raise RuntimeError(f"{failed.name}: {failed.message}")
 
     def _stop(self) -> None:
         self._stopping = True

@@ -14,6 +14,7 @@ import zmq
 
 from gllm.config import EngineConfig, ParallelConfig
 from gllm.runtime.channels import Outbox
+from gllm.runtime.hosts import check_hosts, tcp_addresses
 from gllm.runtime.messages import Codec, RankFailed, RankReady, Shutdown
 from gllm.runtime.rank_spec import RankSpec, child_environment, cores_of, threads_per_rank
 from gllm.runtime.spawner import Exited, Spawner, SpawnerLost
@@ -21,7 +22,6 @@ from gllm.runtime.trace_inbox import TraceInbox
 
 LOG = logging.getLogger("gllm")
 LAST_WORDS_S = 0.3
-KILL_AFTER_S = 1.0
 
 
 class LaunchError(RuntimeError):
@@ -66,14 +66,14 @@ class Deployment:
         self._config_json = config_json
         self._rank_module = rank_module
         parallel = config.parallel
+        check_hosts(parallel)
         self.local_ranks = parallel.ranks or tuple(range(parallel.world_size))
         self.num_processes = len(self.local_ranks) + len(extra)
         self.threads = threads_per_rank(parallel.threads_per_rank, self.num_processes)
         self._rendezvous = _listen(parallel) if parallel.world_size > 1 else None
         self._port = self._rendezvous.getsockname()[1] if self._rendezvous else parallel.master_port
-        names = ["api", *(f"rank{rank}" for rank in range(parallel.world_size)), "rank0-pixels", *extra]
         self._folder = tempfile.mkdtemp(prefix="rserve-")
-        self.addresses = self._addresses(names)
+        self.addresses = self._addresses(extra)
         self._plans: dict[str, ChildPlan] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._outboxes: dict[str, Outbox] = {}
@@ -90,24 +90,21 @@ class Deployment:
     def spec(self, name: str, rank: int, index: int) -> RankSpec:
         """What a child gets; index: its place among this host's processes, for cores."""
         parallel = self.config.parallel
+        cores = cores_of(index, self.threads) if parallel.cpu_affinity else ()
         return RankSpec(
-            name=name,
-            rank=rank,
-            config=self._config_json,
-            addresses=self.addresses,
-            host=parallel.master_addr,
-            port=self._port,
-            threads=self.threads,
-            cores=cores_of(index, self.threads) if parallel.cpu_affinity else (),
+            name,
+            rank,
+            self._config_json,
+            self.addresses,
+            parallel.master_addr,
+            self._port,
+            self.threads,
+            cores,
         )
 
     def start(self, rank_fds: Mapping[int, Sequence[int]] | None = None) -> None:
         """Start all processes of this host. rank_fds: more descriptors for ranks, e.g. arenas for rank 0."""
-        on_cpu = self.config.parallel.device != "cuda"
-        environment = child_environment(self.threads, on_cpu)
-        if self.config.parallel.launch_mode == "normal":
-            environment["GLOO_SOCKET_IFNAME"] = "lo"
-        self._spawner = Spawner((self._rank_module,), environment)
+        self._spawner = Spawner((self._rank_module,), child_environment(self.config.parallel, self.threads))
         for index, rank in enumerate(self.local_ranks):
             name = f"rank{rank}"
             fds = [*self._rendezvous_fd(rank), *(rank_fds or {}).get(rank, ())]
@@ -166,7 +163,7 @@ class Deployment:
         ended.sort(key=lambda exited: exited.code >= 0)
         if said and not any(exited.code < 0 for exited in ended):
             return f"{said[0].name}: {said[0].message}"
-        return _how_it_ended(ended[0])
+        return how_it_ended(ended[0])
 
     def outbox(self, name: str) -> Outbox:
         """The socket to this inbox; for the thread that uses the deployment."""
@@ -181,7 +178,8 @@ class Deployment:
     def stop(self, grace_s: float = 5.0) -> None:
         """Ask all processes to finish their step and end; kill what still runs after grace_s. Idempotent."""
         if self._spawner is not None:
-            self._end_children(self._spawner, grace_s)
+            if grace_s > 0:
+                self._ask_to_end(self._spawner, grace_s)
             self._spawner.close()
             self._spawner = None
             self._write_trace()
@@ -192,14 +190,16 @@ class Deployment:
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _end_children(self, spawner: Spawner, grace_s: float) -> None:
-        if grace_s > 0 and self._expected() <= spawner.alive:
-            for name in ("rank0", *(n for n in self._expected() if not n.startswith("rank"))):
-                self.outbox(name).send(Shutdown())
-            _wait_until_gone(spawner, grace_s)
-        for name in spawner.alive:
-            spawner.signal(name, signal.SIGKILL)
-        _wait_until_gone(spawner, KILL_AFTER_S)
+    def _ask_to_end(self, spawner: Spawner, grace_s: float) -> None:
+        """Give all processes time to end by themselves, unless one is missing already."""
+        if not set(self._plans) <= spawner.alive:
+            return
+        for name in ("rank0", *(n for n in self._plans if not n.startswith("rank"))):
+            self.outbox(name).send(Shutdown())
+        deadline = time.monotonic() + grace_s
+        with contextlib.suppress(SpawnerLost):
+            while spawner.alive and (left := deadline - time.monotonic()) > 0:
+                spawner.poll(left)
 
     def _write_trace(self) -> None:
         path = self.config.server.trace
@@ -237,12 +237,12 @@ class Deployment:
             ready.max_model_len,
         )
 
-    def _addresses(self, names: Sequence[str]) -> dict[str, str]:
+    def _addresses(self, extra: Sequence[str]) -> dict[str, str]:
         parallel = self.config.parallel
-        if parallel.launch_mode == "normal":
-            return {name: f"ipc://{self._folder}/{name}" for name in names}
-        base = parallel.zmq_port_base
-        return {name: f"tcp://{parallel.master_addr}:{base + i}" for i, name in enumerate(names)}
+        if parallel.launch_mode != "normal":
+            return tcp_addresses(parallel, extra)
+        names = ["api", *(f"rank{rank}" for rank in range(parallel.world_size)), "rank0-pixels", *extra]
+        return {name: f"ipc://{self._folder}/{name}" for name in names}
 
     def _bind_inbox(self) -> TraceInbox:
         try:
@@ -272,18 +272,10 @@ def _listen(parallel: ParallelConfig) -> socket.socket:
         ) from error
 
 
-def _how_it_ended(exited: Exited) -> str:
+def how_it_ended(exited: Exited) -> str:
+    """One line about a process that should not have ended."""
     if exited.code == -signal.SIGKILL:
         return f"{exited.name} was killed (signal 9): if nobody did that, the host ran out of memory"
     if exited.code < 0:
         return f"{exited.name} was ended by {signal.Signals(-exited.code).name}"
     return f"{exited.name} ended with exit code {exited.code}"
-
-
-def _wait_until_gone(spawner: Spawner, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while spawner.alive and (left := deadline - time.monotonic()) > 0:
-        try:
-            spawner.poll(left)
-        except SpawnerLost:
-            return

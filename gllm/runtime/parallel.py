@@ -127,7 +127,7 @@ class ParallelContext:
         self.tp: TensorParallel = SINGLE
         if layout.world_size == 1:
             return
-        store = dist.TCPStore(
+        self._store = dist.TCPStore(
             rendezvous.host,
             rendezvous.port,
             is_master=layout.rank == 0,
@@ -136,12 +136,17 @@ class ParallelContext:
             master_listen_fd=rendezvous.listen_fd,
         )
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=layout.rank, world_size=layout.world_size)
+        dist.init_process_group(backend, store=self._store, rank=layout.rank, world_size=layout.world_size)
         for stage in range(layout.pp) if layout.tp > 1 else ():
             first = stage * layout.tp
             group = dist.new_group(list(range(first, first + layout.tp)))
             if stage == layout.stage:
                 self.tp = GroupTensorParallel(group)
+
+    def hosts(self, own: str) -> list[str]:
+        """Addresses of all ranks' hosts, in order of rank; all of them call this with their own."""
+        self._store.set(f"host of {self.layout.rank}", own)
+        return [self._store.get(f"host of {rank}").decode() for rank in range(self.layout.world_size)]
 
     def link(self, shape: HiddenShape, max_in_flight: int) -> StageLink:
         """The link to the stages before and after this one."""

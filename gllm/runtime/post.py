@@ -14,7 +14,7 @@ class Post:
     def __init__(self, addresses: Mapping[str, str], codec: Codec) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._codec = codec
-        self._addresses = addresses
+        self._addresses = dict(addresses)
         self._inboxes: list[Inbox] = []
         self._outboxes: dict[str, Outbox] = {}
 
@@ -28,6 +28,10 @@ class Post:
         if name not in self._outboxes:
             self._outboxes[name] = Outbox(self._context, self._addresses[name], self._codec)
         return self._outboxes[name]
+
+    def relocate(self, name: str, address: str) -> None:
+        """The inbox of this name is elsewhere; to be called before its first message."""
+        self._addresses[name] = address
 
     def close(self) -> None:
         """Deliver what is queued, within a second."""

@@ -8,6 +8,7 @@ from gllm.core.core_config import CoreConfig
 from gllm.models.registry import Model
 from gllm.runtime.device import pick_device
 from gllm.runtime.host_memory import free_cpu_bytes
+from gllm.runtime.hosts import on_host, own_address
 from gllm.runtime.kv_sizing import blocks_on_cpu, blocks_on_gpu
 from gllm.runtime.loading import ModelPlan, load_encoder, load_stage, make_runner, rank_place
 from gllm.runtime.messages import RankReady
@@ -44,6 +45,8 @@ class Rank:
         local_ranks = config.parallel.ranks or tuple(range(self.layout.world_size))
         self.device = pick_device(config.parallel.device, local_ranks.index(spec.rank))
         self.parallel = ParallelContext(self.layout, self.device, Rendezvous(spec.host, spec.port, listen_fd))
+        if config.parallel.launch_mode != "normal":
+            self._find_others()
         self.place = self.plan.placement(self.device, self.parallel.tp)
         model = load_stage(self.plan, self.layout.stage, self.place)
         encodes = stage_zero_encodes and self.layout.stage == 0 and self.plan.shape.vision is not None
@@ -97,6 +100,12 @@ class Rank:
         """Leave the groups and deliver what is queued."""
         self.parallel.close()
         self.post.close()
+
+    def _find_others(self) -> None:
+        hosts = self.parallel.hosts(own_address(self.config.parallel.master_addr))
+        for rank, host in enumerate(hosts):
+            name = f"rank{rank}"
+            self.post.relocate(name, on_host(self.spec.addresses[name], host))
 
     def _on_result(self, result: BatchResult) -> None:
         if result.tokens:

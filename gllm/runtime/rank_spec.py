@@ -5,6 +5,9 @@ import json
 import os
 from dataclasses import dataclass, field
 
+from gllm.config import ParallelConfig
+from gllm.runtime.hosts import interface_of, own_address
+
 GLIBC_KEEPS_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "8589934592",
@@ -42,11 +45,14 @@ class RankSpec:
         return cls(**{**values, "cores": tuple(values["cores"])})
 
 
-def child_environment(threads: int, on_cpu: bool) -> dict[str, str]:
+def child_environment(parallel: ParallelConfig, threads: int) -> dict[str, str]:
     """Variables that must be set before torch is imported; those that the user has set stay as they are.
 
-    Idle OpenMP threads sleep after about a millisecond instead of spinning.
+    Idle OpenMP threads sleep after about a millisecond instead of spinning. gloo uses the interface that
+    leads to the other ranks.
     """
+    alone = parallel.launch_mode == "normal"
+    interface = "lo" if alone else interface_of(own_address(parallel.master_addr))
     wanted = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -54,9 +60,10 @@ def child_environment(threads: int, on_cpu: bool) -> dict[str, str]:
         "GOMP_SPINCOUNT": "20000",
         "KMP_BLOCKTIME": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **(GLIBC_KEEPS_MEMORY if on_cpu else {}),
+        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+        **(GLIBC_KEEPS_MEMORY if parallel.device != "cuda" else {}),
     }
-    kept = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", *GLIBC_KEEPS_MEMORY)
+    kept = ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "GLOO_SOCKET_IFNAME", *GLIBC_KEEPS_MEMORY)
     return {name: value for name, value in wanted.items() if name not in kept or name not in os.environ}
 
 

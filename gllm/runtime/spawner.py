@@ -1,14 +1,19 @@
 """Starts the processes of a deployment, and learns how they end; works through a zygote."""
 
+import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+CLOSE_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +81,17 @@ class Spawner:
         return ended
 
     def close(self) -> None:
-        """Kill what still runs, and wait for the zygote to end."""
+        """Kill what still runs, wait until it is gone, and end the zygote. Idempotent."""
+        with contextlib.suppress(SpawnerLost):
+            for name in self.alive:
+                self.signal(name, signal.SIGKILL)
+            deadline = time.monotonic() + CLOSE_WAIT_S
+            while self._alive and (left := deadline - time.monotonic()) > 0:
+                self.poll(left)
         self._control.close()
         self._alive.clear()
         try:
-            self._process.wait(timeout=5.0)
+            self._process.wait(timeout=CLOSE_WAIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
