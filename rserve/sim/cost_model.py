@@ -4,7 +4,7 @@ All coefficients are computed once per stage; one micro-batch then costs a few f
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .costs import Constants
 from .hardware import Machine
@@ -71,9 +71,11 @@ class CostModel:
         self.constants = constants
         self.stages = stage_coefficients(machine)
         self.encoder = self._encoder()
+        self._encode_times: dict[tuple[int, ...], float] = {}
         hardware, c = machine.hardware, constants
         self._bandwidth = hardware.memory_bandwidth * c.memory_efficiency
-        self._twins = [self.stages.index(stage) for stage in self.stages]
+        bodies = [replace(stage, head_flops=0.0, head_bytes=0.0) for stage in self.stages]
+        self._twins = [bodies.index(body) for body in bodies]
         self._token_bytes = machine.model.text.hidden_size * machine.dtype_bytes
         self.least_times = tuple(self.stage_times([(0, 1)], 1))
 
@@ -82,7 +84,18 @@ class CostModel:
 
         num_samples: rows for which the last stage computes logits.
         """
-        k, c, peak = self.stages[stage], self.constants, self.machine.hardware.peak_flops
+        return self._body_time(self.stages[stage], chunks) + self._head(self.stages[stage], num_samples)
+
+    def stage_times(self, chunks: Sequence[tuple[int, int]], num_samples: int) -> list[float]:
+        """`stage_time` of every stage; the layers of stages alike are computed once."""
+        bodies: list[float] = []
+        for stage, twin in enumerate(self._twins):
+            bodies.append(bodies[twin] if twin < stage else self._body_time(self.stages[stage], chunks))
+        return [body + self._head(k, num_samples) for body, k in zip(bodies, self.stages)]
+
+    def _body_time(self, k: StageCoefficients, chunks: Sequence[tuple[int, int]]) -> float:
+        """Layers and CPU work of a stage, without the vocabulary projection."""
+        c, peak = self.constants, self.machine.hardware.peak_flops
         num_tokens = sum(length for _, length in chunks)
         gemm = max(
             num_tokens * k.gemm_flops / (peak * c.gemm_utilisation.at(num_tokens)),
@@ -91,18 +104,14 @@ class CostModel:
         attention = sum(self._attention(k, start, length) for start, length in chunks)
         layers = (gemm + attention) / (1.0 - c.elementwise_share)
         overhead = c.iteration_overhead + c.chunk_overhead * len(chunks)
-        return layers + self._all_reduces(k, num_tokens) + self._head(k, num_samples) + overhead
-
-    def stage_times(self, chunks: Sequence[tuple[int, int]], num_samples: int) -> list[float]:
-        """`stage_time` of every stage; stages with equal coefficients are computed once."""
-        times: list[float] = []
-        for stage, twin in enumerate(self._twins):
-            times.append(times[twin] if twin < stage else self.stage_time(stage, chunks, num_samples))
-        return times
+        return layers + self._all_reduces(k, num_tokens) + overhead
 
     def encode_time(self, items: Sequence[int]) -> float:
         """Seconds that an encoder is occupied by one batch of items (embedding tokens of each)."""
-        return self.encoder.time(items)
+        key = tuple(items)
+        if key not in self._encode_times:
+            self._encode_times[key] = self.encoder.time(key)
+        return self._encode_times[key]
 
     def preprocess_delay(self, items: Sequence[int]) -> float:
         """Seconds between a request's arrival and its items being ready to encode (0 when done in line)."""
@@ -145,8 +154,8 @@ class CostModel:
 
     @property
     def distinct_stages(self) -> list[int]:
-        """One stage of each kind: stages with equal coefficients cost the same."""
-        return sorted(set(self._twins))
+        """The stages whose layers differ from all before them, and the last one, which has the head."""
+        return sorted({*self._twins, self.machine.pp - 1})
 
     @property
     def fixed_time(self) -> float:

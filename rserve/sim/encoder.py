@@ -1,6 +1,8 @@
 """Who encodes items in the simulator: encoder ranks behind the production dispatcher, or stage 0."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 
 from gllm.core.effects import Effect, EncodeItems, ItemReleased, RequestFailed, RequestFinished, SkipItems
 from gllm.core.trace import Span
@@ -11,18 +13,22 @@ from .workload import SimRequest
 
 
 class PixelSource:
-    """Images on the way from the API server: when each item of a request can be encoded.
+    """Images on the way from the API server: which items of a request can be encoded when.
 
-    Where preprocessing runs in line with the encoder, at once; else one item after the other.
+    Where preprocessing runs in line with the encoder, all at once; else one item after the other.
     """
 
     def __init__(self, driver: SimulatedDriver) -> None:
         self.cost = driver.pipeline.cost
         self.clock = driver.clock
 
-    def times(self, request: SimRequest) -> list[float]:
+    def announce(self, request: SimRequest, on_pixels: Callable[[str, Sequence[int]], None]) -> None:
+        """Call on_pixels(request id, items) when their pixels are there."""
         tokens = [item.num_tokens for item in request.items]
-        return [self.clock.now + self.cost.preprocess_delay(tokens[: i + 1]) for i in range(len(tokens))]
+        delays = [self.cost.preprocess_delay(tokens[: i + 1]) for i in range(len(tokens))]
+        for delay in sorted(set(delays)):
+            items = [item for item in range(len(tokens)) if delays[item] == delay]
+            self.clock.at(self.clock.now + delay, partial(on_pixels, request.request_id, items))
 
 
 class StageZeroItems:
@@ -30,21 +36,21 @@ class StageZeroItems:
 
     def __init__(self, driver: SimulatedDriver) -> None:
         self.driver = driver
+        self.clock = driver.clock
         self.source = PixelSource(driver)
 
     def add(self, request: SimRequest) -> None:
-        for item, time in enumerate(self.source.times(request)):
-            self.driver.clock.at(time, partial(self._on_pixels, request.request_id, item, 0))
+        self.source.announce(request, self._on_pixels)
 
     def on_effect(self, effect: Effect) -> None:
         """Items to encode again: the API server still has their images."""
         match effect:
             case EncodeItems(request_id, items, attempts):
-                for item, attempt in zip(items, attempts):
-                    self._on_pixels(request_id, item, attempt)
+                self.clock.at(self.clock.now, partial(self._on_pixels, request_id, items, attempts))
 
-    def _on_pixels(self, request_id: str, item: int, attempt: int) -> None:
-        self.driver.core.on_pixels(request_id, item, attempt)
+    def _on_pixels(self, request_id: str, items: Sequence[int], attempts: Sequence[int] = ()) -> None:
+        for item, attempt in zip(items, attempts or repeat(0)):
+            self.driver.core.on_pixels(request_id, item, attempt)
         self.driver.after_event()
 
 
@@ -73,8 +79,7 @@ class EncoderRanks:
             self.driver.refuse(request.request_id, "more embeddings than the driver has memory for")
             return
         self.dispatcher.add(request.request_id, request.items, ordered=True)
-        for item, time in enumerate(self.source.times(request)):
-            self.driver.clock.at(time, partial(self._on_pixels, request.request_id, item))
+        self.source.announce(request, self._on_pixels)
 
     def on_effect(self, effect: Effect) -> None:
         match effect:
@@ -88,8 +93,9 @@ class EncoderRanks:
                 self.dispatcher.remove(request_id)
         self._dispatch()
 
-    def _on_pixels(self, request_id: str, item: int) -> None:
-        self.dispatcher.on_pixels(request_id, item)
+    def _on_pixels(self, request_id: str, items: Sequence[int]) -> None:
+        for item in items:
+            self.dispatcher.on_pixels(request_id, item)
         self._dispatch()
 
     def _dispatch(self) -> None:
