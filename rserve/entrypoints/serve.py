@@ -29,7 +29,7 @@ class EpdScheme:
 
     def scheme(self) -> Scheme:
         """What `gllm.entrypoints.serve.serve` wants."""
-        return Scheme(self._deployment, self._router, self._about, self._problems)
+        return Scheme(self._deployment, self._router, self._about, self._problems, "rserve.runtime.rank_main")
 
     def _deployment(self, config: EngineConfig) -> Deployment:
         return EpdDeployment(self._config)
