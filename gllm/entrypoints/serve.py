@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -28,6 +29,10 @@ from gllm.models.names import resolve_model
 from gllm.multimodal.limits import MediaLimits, images_per_prompt
 from gllm.multimodal.processor import PromptProcessor
 from gllm.runtime.launcher import Deployment, LaunchError
+from gllm.runtime.slave import SlaveHost
+
+ERRORS_S = 2.0
+"""Time to send an error to those whose answers were not finished within the drain time."""
 
 MakeDeployment = Callable[[EngineConfig], Deployment]
 MakeRouter = Callable[[Deployment, DriverPort], ItemRouter]
@@ -37,13 +42,14 @@ MakeRouter = Callable[[Deployment, DriverPort], ItemRouter]
 class Scheme:
     """What a scheme brings: its processes, its way of pixels, and what it says of itself.
 
-    about: fields that replace those of `describe`. problems: see Service.
+    about: fields that replace those of `describe`. problems: see Service. rank_module: what ranks run.
     """
 
     make_deployment: MakeDeployment
     make_router: MakeRouter
     about: Callable[[Deployment], dict[str, Any]] = lambda deployment: {}
     problems: Callable[[], list[str]] = list
+    rank_module: str = "gllm.runtime.rank_main"
 
 
 def gllm_deployment(config: EngineConfig) -> Deployment:
@@ -74,6 +80,8 @@ def serve(config: EngineConfig, scheme: Scheme = GLLM) -> int:
 
 
 def _serve(config: EngineConfig, scheme: Scheme) -> int:
+    if config.parallel.launch_mode == "slave":
+        return SlaveHost(config, config.to_json(), scheme.rank_module).run()
     folder = resolve_model(config.model.model)
     facts = CheckpointFacts.read(folder)
     limits = media_limits(config.media)
@@ -152,6 +160,8 @@ class HttpServer(uvicorn.Server):
         self.force_exit = service.is_draining
         service.is_draining = True
         self.should_exit = True
+        limit = 0.0 if self.force_exit else service.config.drain_timeout
+        asyncio.get_running_loop().call_later(limit, service.engine.fail_all, "the server is shutting down")
         print("stopping: running requests are finished first; a second signal ends them", flush=True)
 
 
@@ -234,7 +244,7 @@ def _http_config(service: Service, config: EngineConfig) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="on",
-        timeout_graceful_shutdown=round(server.drain_timeout),
+        timeout_graceful_shutdown=math.ceil(server.drain_timeout + ERRORS_S),
         ssl_keyfile=server.ssl_keyfile,
         ssl_certfile=server.ssl_certfile,
     )

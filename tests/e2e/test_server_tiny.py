@@ -167,6 +167,19 @@ def test_a_signal_lets_running_answers_end_and_leaves_no_process(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_answer_that_outlives_the_drain_time_ends_with_an_error(tmp_path):
+    with running(tmp_path, "tiny", "--drain-timeout", "0.5") as server:
+        body = {"messages": ask(picture()), "max_tokens": 20000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert "shutting down" in rest[-2] and rest[-1] == "data: [DONE]"
+        assert server.process.wait(30) == 0
+
+
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_server_with_a_message(tmp_path):
     with running(tmp_path, "tiny") as server:
         rank = max(children(server.process.pid))
