@@ -45,10 +45,20 @@ class World:
     def __post_init__(self) -> None:
         s = self.setup
         config = CoreConfig(
-            num_blocks=s.num_blocks, block_size=s.block_size, num_stages=s.num_stages, max_in_flight=s.max_in_flight,
-            schedule_method=s.method, maxp=s.maxp, maxd=s.maxp, minp=4, iterp=2, kvthresh=s.kvthresh,
-            prefix_caching=s.prefix_caching, encode_tokens=32, embedding_tokens=64,
-        )  # fmt: skip
+            num_blocks=s.num_blocks,
+            block_size=s.block_size,
+            num_stages=s.num_stages,
+            max_in_flight=s.max_in_flight,
+            schedule_method=s.method,
+            maxp=s.maxp,
+            maxd=s.maxp,
+            minp=4,
+            iterp=2,
+            kvthresh=s.kvthresh,
+            prefix_caching=s.prefix_caching,
+            encode_tokens=32,
+            embedding_tokens=64,
+        )
         scheme = Scheme(s.scheme, s.intra_reading)
         self.epd = scheme.has_encoder_ranks
         self.core = make_core(scheme, config, fallback=s.fallback)
