@@ -1,0 +1,73 @@
+"""What ranks say of themselves: stalls have names, loads and spans add up."""
+
+from gllm.core.batch import Chunk, NewSequence
+from gllm.core.core_config import CoreConfig
+from gllm.core.engine_core import EngineCore
+from gllm.core.request import MMItem, Request, SamplingParams
+from gllm.core.stage_encoder import StageEncoder
+from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
+from gllm.runtime.recorder import StepRecorder
+from gllm.runtime.watchdog import Watchdog
+
+
+def waiting_core() -> EngineCore:
+    core = EngineCore(CoreConfig(64), stage_encoder=StageEncoder(1024))
+    core.on_request(Request("stuck", (1, 2, 3), (MMItem(1, 1),), SamplingParams()))
+    return core
+
+
+def test_a_request_that_does_not_move_is_reported_with_what_it_waits_for():
+    core = waiting_core()
+    watchdog = Watchdog(core, interval_s=10.0)
+    assert watchdog.check(100.0) is None
+    assert watchdog.check(105.0) is None
+    message = watchdog.check(111.0)
+    assert message == "1 requests have not moved for 10 s, waiting 1 for embedding"
+
+
+def test_a_request_that_moves_is_not_reported():
+    core = EngineCore(CoreConfig(64))
+    core.on_request(Request("runs", (1, 2, 3), (), SamplingParams()))
+    watchdog = Watchdog(core, interval_s=10.0)
+    watchdog.check(100.0)
+    assert core.step() is not None
+    assert watchdog.check(111.0) is None
+    assert watchdog.check(122.0) is not None
+
+
+def delta(batch_id: int, decodes: int) -> StageBatch:
+    chunks = (Chunk(1, 0, 4),) if not decodes else (Chunk(1, 4, 1),)
+    new = (NewSequence(1, "r1", 0, 4, 4, (), SamplingParams(), (0,)),) if not decodes else ()
+    return StageBatch(batch_id, chunks, decodes, (), new, (), (), ())
+
+
+def test_busy_time_leaves_out_what_was_waited_for():
+    recorder = StepRecorder("rank1", "stage 1", None, None)
+    start = recorder.now() - 10.0
+    recorder.batch(delta(0, 0), start, waited=9.0)
+    assert 1.0 <= recorder.busy_seconds < 2.0
+    assert recorder.steps == 1
+
+
+def test_spans_name_their_requests_and_kinds():
+    sent: list[object] = []
+    recorder = StepRecorder("rank1", "stage 1", None, sent.append)
+    recorder.encode("r0", 2, 30, recorder.now())
+    recorder.batch(delta(0, 0), recorder.now())
+    recorder.batch(delta(1, 1), recorder.now())
+    recorder.flush()
+    (message,) = sent
+    assert isinstance(message, TraceSpans)
+    assert [(s.kind, s.request, s.rank) for s in message.spans] == [
+        ("encode", "r0", "stage 1"),
+        ("prefill", "r1", "stage 1"),
+        ("decode", "r1", "stage 1"),
+    ]
+
+
+def test_the_load_is_sent_at_the_end():
+    sent: list[object] = []
+    recorder = StepRecorder("rank2", "stage 2", sent.append, None)
+    recorder.batch(delta(0, 0), recorder.now())
+    recorder.flush()
+    assert sent == [RankLoad("rank2", recorder.busy_seconds, 1)]
