@@ -1,0 +1,158 @@
+"""Start and stop servers of this project for a benchmark: the one place that knows their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+START_S = 300.0
+STOP_S = 40.0
+_READY = re.compile(rb"ready at (https?://\S+)")
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A server to start: its model and flags, such as ("--scheme", "rserve", "--load-format", "dummy")."""
+
+    model: str
+    flags: tuple[str, ...] = ()
+
+    def command(self) -> list[str]:
+        """The command line, with a free port on this machine."""
+        return [
+            *(sys.executable, "-m", "rserve.cli", "serve", self.model),
+            *("--host", "127.0.0.1", "--port", "0", *self.flags),
+        ]
+
+    @property
+    def shown(self) -> str:
+        """The command as a reader would type it."""
+        return " ".join(("rserve serve", self.model, *self.flags))
+
+
+def fast_dtype() -> str:
+    """The number format that this CPU computes at full speed: bfloat16 needs instructions for it."""
+    path = Path("/proc/cpuinfo")
+    flags = path.read_text() if path.exists() else ""
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+
+
+class ServerFailed(RuntimeError):
+    """A server did not start; the message ends with its last lines."""
+
+
+class Server:
+    """A running server and its processes, all of them descendants of the first."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, base_url: str, start_s: float) -> None:
+        """start_s: seconds from the command to the first accepted request."""
+        self.process = process
+        self.log = log
+        self.base_url = base_url
+        self.start_s = start_s
+
+    def cpu_seconds(self) -> float:
+        """CPU time that all its processes have used so far."""
+        return sum(process_tree(self.process.pid).values())
+
+    def stop(self) -> int:
+        """Ask it to end, then make it; returns the exit code."""
+        family = process_tree(self.process.pid)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return code
+
+
+@contextlib.contextmanager
+def running(plan: ServerPlan, log_dir: Path | None = None) -> Iterator[Server]:
+    """Start a server, wait until it is ready, stop it at the end. Raises ServerFailed."""
+    server = start(plan, log_dir)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def all_running(plans: Sequence[ServerPlan], log_dir: Path | None = None) -> Iterator[list[Server]]:
+    """Several servers at once, started one after the other and stopped in reverse."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(running(plan, log_dir)) for plan in plans]
+
+
+def start(plan: ServerPlan, log_dir: Path | None = None) -> Server:
+    """Start a server and wait until it accepts requests. Raises ServerFailed."""
+    folder = log_dir or Path(tempfile.gettempdir())
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix="server-", suffix=".log", dir=folder)
+    begin = time.perf_counter()
+    with os.fdopen(descriptor, "wb") as file:
+        process = subprocess.Popen(
+            plan.command(), stdout=subprocess.PIPE, stderr=file, cwd=ROOT, start_new_session=True
+        )
+    url = _wait_ready(process, begin + START_S)
+    server = Server(process, Path(name), url, time.perf_counter() - begin)
+    if not url:
+        server.stop()
+        tail = "\n".join(Path(name).read_text(errors="replace").splitlines()[-8:])
+        raise ServerFailed(f"`{plan.shown}` did not get ready:\n{tail}")
+    return server
+
+
+def process_tree(root: int) -> dict[int, float]:
+    """CPU seconds of a process and of all its descendants, by pid, read from /proc."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    seconds: dict[int, float] = {}
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            seconds[int(entry.name)] = (int(fields[11]) + int(fields[12])) / ticks
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, waiting = {}, [root]
+    while waiting:
+        pid = waiting.pop()
+        if pid in seconds:
+            found[pid] = seconds[pid]
+            waiting += children.get(pid, [])
+    return found
+
+
+def _wait_ready(process: subprocess.Popen[bytes], deadline: float) -> str:
+    """The server's URL; empty when it ended or took too long."""
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    seen = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while (left := deadline - time.perf_counter()) > 0:
+            if not selector.select(left):
+                return ""
+            data = os.read(descriptor, 65536)
+            seen += data
+            if found := _READY.search(seen):
+                return found.group(1).decode()
+            if not data:
+                return ""
+    return ""
