@@ -73,3 +73,7 @@ class Outbox:
     def close(self) -> None:
         """What is queued is still delivered, for at most a second while the context ends."""
         self._socket.close()
+
+    def discard(self) -> None:
+        """Close and drop what is queued: the receiver is dead, and its successor must not get it."""
+        self._socket.close(linger=0)

@@ -153,8 +153,8 @@ class Driver:
         counters = {name: value for name, value in values.items() if name.endswith("_total")}
         gauges = {name: value for name, value in values.items() if name not in counters}
         for load in self._loads.values():
-            counters[f"{load.name}_busy_seconds_total"] = load.busy_seconds
-            counters[f"{load.name}_steps_total"] = float(load.steps)
+            counters[f"busy_seconds_total:{load.name}"] = load.busy_seconds
+            counters[f"steps_total:{load.name}"] = float(load.steps)
         self._api.send(Stats(gauges, counters))
 
     def _on_load(self, load: RankLoad) -> None:

@@ -171,6 +171,12 @@ class Deployment:
             self._outboxes[name] = Outbox(self._context, self.addresses[name], self.codec)
         return self._outboxes[name]
 
+    def discard_outbox(self, name: str) -> None:
+        """Drop what is still queued for a dead process: its successor binds the same address."""
+        outbox = self._outboxes.pop(name, None)
+        if outbox is not None:
+            outbox.discard()
+
     def kill(self, name: str) -> None:
         """SIGKILL a process; `on_exit` of its plan is called when it is gone."""
         self._running().signal(name, signal.SIGKILL)

@@ -68,7 +68,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 class GroupLink:
-    """Point-to-point between stages. Receives are posted ahead, sends are never waited for.
+    """Point-to-point between stages. Sends are never waited for; on CPUs, receives are posted ahead.
 
     gloo completes a send only when its receive is posted, and its buffer must stay until then. At most
     max_in_flight micro-batches are inside the pipeline, so a send that is max_in_flight sends old has been
@@ -79,20 +79,23 @@ class GroupLink:
         self._previous, self._next = layout.rank - layout.tp, layout.rank + layout.tp
         self._shape = shape
         self._max_in_flight = max_in_flight
+        self._expected: deque[int] = deque()
         self._receiving: deque[tuple[dist.Work | None, Tensor]] = deque()
         self._sending: deque[tuple[dist.Work | None, Tensor]] = deque()
         self.waited_seconds = 0.0
 
     def expect(self, num_tokens: int) -> None:
-        """Post the receive of [num_tokens, H]."""
+        """Post the receive of [num_tokens, H], or remember it: NCCL's would occupy the GPU while it waits."""
         if self._previous < 0:
             return
-        size, shape = self._shape.hidden_size, self._shape
-        buffer = torch.empty(num_tokens, size, dtype=shape.dtype, device=shape.device)
-        self._receiving.append((dist.irecv(buffer, self._previous), buffer))
+        self._expected.append(num_tokens)
+        if self._shape.device.type == "cpu":
+            self._post()
 
     def receive(self) -> Tensor:
         """Wait for the oldest posted receive. Raises RuntimeError when the peer is lost."""
+        if not self._receiving:
+            self._post()
         work, buffer = self._receiving.popleft()
         start = time.monotonic()
         if work is not None:
@@ -108,6 +111,12 @@ class GroupLink:
     def close(self) -> None:
         """Wait until the next stage has received everything."""
         self._finish_sends(0)
+
+    def _post(self) -> None:
+        shape = self._shape
+        size = (self._expected.popleft(), shape.hidden_size)
+        buffer = torch.empty(size, dtype=shape.dtype, device=shape.device)
+        self._receiving.append((dist.irecv(buffer, self._previous), buffer))
 
     def _finish_sends(self, most: int) -> None:
         """Wait for the oldest sends until at most so many are under way."""

@@ -1,8 +1,11 @@
 """Receives pixels on rank 0 in a thread of their own, so that they never pass through the control loop."""
 
+import logging
 import os
 import queue
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import zmq
@@ -13,7 +16,8 @@ from gllm.runtime.executor import DrivenCore
 from gllm.runtime.messages import PixelBatch
 from gllm.runtime.pixel_store import Pixels, PixelStore
 
-Arrival = tuple[str, int, int, Pixels]
+LOG = logging.getLogger("gllm")
+Event = Callable[[DrivenCore], None]
 
 
 class PixelInbox:
@@ -23,7 +27,7 @@ class PixelInbox:
         """inbox: belongs to the thread from now on."""
         self._store = store
         self._patch_size = patch_size
-        self._arrivals: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._receive, args=(inbox,), name="pixels", daemon=True)
@@ -35,15 +39,16 @@ class PixelInbox:
         return self._wake
 
     def drain(self, core: DrivenCore) -> None:
-        """Store what has come and tell the core, except for requests that have ended."""
+        """Store what has come and tell the core, except for requests that have ended.
+
+        Pixels that do not fit their grid fail their item.
+        """
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
             return
-        while not self._arrivals.empty():
-            request_id, item, attempt, pixels = self._arrivals.get()
-            if self._store.put(request_id, item, pixels):
-                core.on_pixels(request_id, item, attempt)
+        while not self._events.empty():
+            self._events.get()(core)
 
     def on_effect(self, effect: Effect) -> None:
         """Forget the pixels that nobody will encode."""
@@ -70,11 +75,25 @@ class PixelInbox:
 
     def _take(self, message: object, frames: list[memoryview]) -> None:
         if not isinstance(message, PixelBatch):
-            raise ValueError(f"the pixel inbox does not understand {type(message).__name__}")
-        for item, attempt, grid, frame in zip(message.items, message.attempts, message.grids, frames):
-            pixels = as_pictures(frame, grid, self._patch_size)
-            self._arrivals.put((message.request_id, item, attempt, pixels))
+            LOG.error("the pixel inbox does not understand %s", type(message).__name__)
+            return
+        request_id = message.request_id
+        for index, (item, attempt, grid) in enumerate(zip(message.items, message.attempts, message.grids)):
+            try:
+                pixels = as_pictures(frames[index], grid, self._patch_size)
+            except (ValueError, IndexError) as error:
+                self._events.put(partial(_fail, request_id, item, f"bad pixels: {error}"))
+            else:
+                self._events.put(partial(self._deliver, request_id, item, attempt, pixels))
         os.eventfd_write(self._wake, 1)
+
+    def _deliver(self, request_id: str, item: int, attempt: int, pixels: Pixels, core: DrivenCore) -> None:
+        if self._store.put(request_id, item, pixels):
+            core.on_pixels(request_id, item, attempt)
+
+
+def _fail(request_id: str, item: int, message: str, core: DrivenCore) -> None:
+    core.on_item_failed(request_id, item, 500, message)
 
 
 def as_pictures(frame: memoryview, grid: tuple[int, int, int], patch_size: int) -> Pixels:

@@ -1,5 +1,6 @@
 """The entry point of a rank's process: `main` for scheme gllm; others give `run_rank` their own core."""
 
+import logging
 import os
 import sys
 import traceback
@@ -69,6 +70,7 @@ def run_rank(spec: RankSpec, config: EngineConfig, fds: Sequence[int], program: 
 
 def run_guarded(spec: RankSpec, post: Post, live: Callable[[], None]) -> int:
     """Run a process's life with its threads and cores set; a failure goes to the API server as one line."""
+    logging.basicConfig(level="INFO", format=f"%(asctime)s %(levelname)s {spec.name}: %(message)s")
     torch.set_num_threads(spec.threads)
     if spec.cores:
         os.sched_setaffinity(0, spec.cores)

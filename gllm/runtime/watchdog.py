@@ -9,6 +9,8 @@ from gllm.core.sequence import Sequence
 
 LOG = logging.getLogger("gllm.watchdog")
 INTERVAL_S = 10.0
+NAMED = 16
+"""Requests that one line names, the oldest first."""
 
 
 class Watched(Protocol):
@@ -46,7 +48,10 @@ class Watchdog:
         reasons = Counter(waits.get(request, "unknown") for request in stalled)
         counts = ", ".join(f"{count} for {reason}" for reason, count in reasons.most_common())
         message = f"{len(stalled)} requests have not moved for {self.interval_s:g} s, waiting {counts}"
-        LOG.warning("%s (first: %s)", message, stalled[0])
+        named = ", ".join(f"{request}: {waits.get(request, 'unknown')}" for request in stalled[:NAMED])
+        more = f" and {len(stalled) - NAMED} more" if len(stalled) > NAMED else ""
+        message = f"{message} ({named}{more})"
+        LOG.warning(message)
         return message
 
     def _measure(self) -> dict[str, int]:

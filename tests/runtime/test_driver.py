@@ -132,8 +132,8 @@ def test_counters_are_sent_when_asked_for(served: Served):
     served.tell(RankLoad("rank1", 2.5, 9), FlushCache(), GetStats())
     stats = served.hear(Stats)
     assert isinstance(stats, Stats)
-    assert stats.counters["rank1_busy_seconds_total"] == 2.5
-    assert stats.counters["rank1_steps_total"] == 9
+    assert stats.counters["busy_seconds_total:rank1"] == 2.5
+    assert stats.counters["steps_total:rank1"] == 9
     assert stats.gauges["kv_blocks"] == 64
 
 

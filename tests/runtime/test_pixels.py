@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gllm.core.core_config import CoreConfig
-from gllm.core.effects import RequestFinished, SkipItems
+from gllm.core.effects import RequestFailed, RequestFinished, SkipItems
 from gllm.core.engine_core import EngineCore
 from gllm.core.request import SamplingParams
 from gllm.core.stage_encoder import StageEncoder
@@ -63,7 +63,7 @@ def post(tmp_path: Path) -> Iterator[Post]:
     made.close()
 
 
-def test_pixels_that_came_wake_the_loop_and_reach_the_core(post: Post):
+def test_pixels_wake_the_loop_and_reach_the_core_and_bad_ones_fail_their_request(post: Post):
     store = PixelStore()
     source = PixelInbox(post.inbox("rank0-pixels"), store, patch_size=14)
     core = EngineCore(CoreConfig(64), stage_encoder=StageEncoder(1024))
@@ -77,6 +77,10 @@ def test_pixels_that_came_wake_the_loop_and_reach_the_core(post: Post):
     encode = core.step()
     assert encode is not None
     assert np.array_equal(store.take("a", [0])[0], asked.pixels[0])
+    post.outbox("rank0-pixels").send(PixelBatch(1, "a", (0,), (0,), ((1, 2, 2),)), [b"short"])
+    assert select.select([source.wakes], [], [], 10.0)[0]
+    source.drain(core)
+    assert [e.status for e in core.take_effects() if isinstance(e, RequestFailed)] == [500]
     source.on_effect(SkipItems("a", (0,)))
     source.on_effect(RequestFinished("a", "stop"))
     assert not store.put("a", 0, PICTURE)
