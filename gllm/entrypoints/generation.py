@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +79,7 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": num_cached, "image_tokens": self.num_image_tokens},
         }
 
-    async def _merged(self) -> AsyncIterator[TokenEvent]:
+    async def _merged(self) -> AsyncGenerator[TokenEvent, None]:
         if len(self.streams) == 1:
             async for event in self.streams[0]:
                 yield event

@@ -86,7 +86,7 @@ def _add_operation(router: APIRouter, service: Service) -> None:
     @router.get("/server_info")
     async def server_info() -> Response:
         """How the deployment is set up, and the driver's counters."""
-        stats = await service.engine.stats()
+        stats = await service.stats()
         driver = {} if stats is None else {**stats.gauges, **stats.counters}
         return json_response({"version": __version__, **service.about, "driver": driver})
 
@@ -99,8 +99,8 @@ def _add_operation(router: APIRouter, service: Service) -> None:
     @router.get("/metrics")
     async def metrics() -> Response:
         """Prometheus metrics."""
-        stats = await service.engine.stats()
-        text = service.metrics.render(service.engine.num_active, stats)
+        stats = await service.stats()
+        text = service.metrics.render(service.engine.num_active, stats, service.engine.load())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -14,6 +14,7 @@ from gllm.entrypoints.ports import PromptProcessor
 from gllm.entrypoints.served_model import ServedModel
 from gllm.entrypoints.serving_chat import ChatServing
 from gllm.entrypoints.serving_completion import CompletionServing
+from gllm.runtime.messages import Stats
 
 HEARTBEAT_S = 5.0
 SILENCE_S = 60.0
@@ -76,9 +77,17 @@ class Service:
             return 503, {"status": "unresponsive", "problems": [stuck, *problems]}
         return 200, {"status": "degraded" if problems else "ok", "problems": problems}
 
+    async def stats(self) -> Stats | None:
+        """The driver's newest figures; those of the last heartbeat while it computes for longer than a second."""
+        stats = await self.engine.stats()
+        if stats is not None:
+            self._heard = self.clock()
+            self.metrics.driver.stats = stats
+        return self.metrics.driver.stats
+
     async def _beat(self) -> None:
         while True:
-            stats = await self.engine.stats(HEARTBEAT_S)
+            stats = await self.engine.stats(SILENCE_S)
             if stats is not None:
                 self._heard = self.clock()
                 self.metrics.driver.stats = stats
