@@ -178,6 +178,12 @@ class EmbeddingStore:
         """True when an embedding of the request is in memory."""
         return any(state is ItemState.READY for state in self.entries[request_id].states)
 
+    def has_arrived(self, request_id: str, item: int, attempt: int) -> bool:
+        """True when exactly this embedding is in memory, or was and has been released."""
+        entry = self.entries[request_id]
+        is_known = entry.states[item] in (ItemState.READY, ItemState.USED)
+        return is_known and entry.attempts[item] == attempt
+
     def remove(self, request_id: str) -> list[Freed]:
         """Forget a request; returns what it still held."""
         freed = self.drop(request_id)

@@ -68,10 +68,14 @@ class ItemFlow:
             self.stage_encoder.skip(served.request_id, [item])
 
     def lost(self, served: Served, item: int, attempt: int) -> None:
-        """An encoder died with this item: unless its embedding has arrived, ask again."""
+        """An encoder died with this item: unless its embedding has arrived, its memory is free.
+
+        When somebody waits for it, ask again.
+        """
         new = self.tracker.retry(served.request_id, item, attempt)
-        if new is not None:
+        if not self.tracker.has_arrived(served.request_id, item, attempt):
             self._released(served, item, attempt)
+        if new is not None:
             self._ask(served, [(item, new)])
 
     def drop(self, served: Served) -> None:

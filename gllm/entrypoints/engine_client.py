@@ -3,7 +3,8 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gllm.core.batch import BatchResult, SampledToken, TokenLogprobs
@@ -13,6 +14,7 @@ from gllm.core.request import Request
 from gllm.entrypoints.detokenize import Detokenizer, StopRule, TokenBytes
 from gllm.entrypoints.errors import ApiError
 from gllm.entrypoints.ports import EngineLink, PixelSource, RouterFactory
+from gllm.entrypoints.router_load import RouterLoad
 from gllm.multimodal.errors import BadInput
 from gllm.runtime.messages import (
     AbortRequest,
@@ -73,6 +75,7 @@ class RequestStream:
         self._events: deque[TokenEvent] = deque()
         self._wake = asyncio.Event()
         self._error: ApiError | None = None
+        self._goes_on = False  # a choice ended by a stop string, of which the driver knows nothing
         self.is_over = False
 
     @property
@@ -89,10 +92,11 @@ class RequestStream:
         choice.num_output += 1
         event = self._event(choice, token)
         choice.is_finished = event.finish_reason is not None
+        self._goes_on |= event.stop_reason.__class__ is str
         self._events.append(event)
         if choice.is_finished and all(c.is_finished for c in self._choices):
             self.is_over = True
-            if event.stop_reason.__class__ is str:
+            if self._goes_on:
                 self._abort("stop")
         self._wake.set()
 
@@ -169,6 +173,7 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         self._active: dict[str, _Active] = {}
+        self._num_preparing = 0
         self._stats_waiters: list[asyncio.Future[Stats]] = []
         self._router = self.make_router(self)
         self.failure: str | None = None
@@ -186,6 +191,10 @@ class EngineClient:
         """Requests inside the engine, waiting or running."""
         return len(self._active)
 
+    def load(self) -> RouterLoad:
+        """What the item router counts."""
+        return self._router.load()
+
     def start(self) -> None:
         self.link.listen(self.on_message)
 
@@ -194,13 +203,31 @@ class EngineClient:
         await self._router.close()
         self.link.close()
 
+    @property
+    def num_admitted(self) -> int:
+        """Requests inside the engine, and those whose prompts are being prepared."""
+        return len(self._active) + self._num_preparing
+
+    @contextmanager
+    def preparing(self, num_requests: int = 1) -> Iterator[None]:
+        """Keep room for requests while their prompts are made: headers are fetched, bytes are held.
+
+        Raises as check_room does. Leave it before `submit`.
+        """
+        self.check_room(num_requests)
+        self._num_preparing += num_requests
+        try:
+            yield
+        finally:
+            self._num_preparing -= num_requests
+
     def check_room(self, num_requests: int = 1) -> None:
         """Raises ApiError: 429 when the queue is full, 503 when the engine is gone."""
         if self.failure is not None:
             raise ApiError(503, self.failure, code="engine_dead")
-        if len(self._active) + num_requests > self.limits.max_requests:
+        if self.num_admitted + num_requests > self.limits.max_requests:
             message = (
-                f"{len(self._active)} requests are waiting or running and the limit is "
+                f"{self.num_admitted} requests are waiting or running and the limit is "
                 f"{self.limits.max_requests} (--max-queued-requests): try again later"
             )
             raise ApiError(429, message, code="queue_full", retry_after=1)
@@ -211,6 +238,8 @@ class EngineClient:
         Raises ApiError as check_room does.
         """
         self.check_room()
+        if source is not None:
+            self._router.check(request)
         request_id = request.request_id
 
         def abort(reason: str) -> None:

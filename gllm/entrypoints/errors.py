@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from gllm.core.request import Request
+
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -47,6 +49,19 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+def too_many_embeddings(request: Request, capacity: int) -> ApiError:
+    """The images of a request take more embeddings than the deployment can hold at once."""
+    item, largest = max(enumerate(request.items), key=lambda pair: pair[1].num_tokens)
+    if largest.num_tokens > capacity:
+        what = f"image {item + 1} of {len(request.items)} takes {largest.num_tokens} embeddings"
+        way_out = "send it smaller"
+    else:
+        what = f"the {len(request.items)} images take {request.num_mm_tokens} embeddings together"
+        way_out = "send fewer or smaller images"
+    message = f"{what} and this deployment holds {capacity} (--embedding-gib): {way_out}"
+    return ApiError(400, message, param="messages", code="embedding_capacity_exceeded")
 
 
 def too_long(prompt_tokens: int, max_tokens: int, limit: int) -> ApiError:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 ROOT = "gllm"
+SCHEMES = "rserve"
 
 
 class FieldFormatter(logging.Formatter):
@@ -35,7 +36,7 @@ def set_up(level: str) -> None:
     """Send the server's and uvicorn's lines to stderr, at this level and above."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(FieldFormatter())
-    for name, lowest in ((ROOT, level.upper()), ("uvicorn", "WARNING")):
+    for name, lowest in ((ROOT, level.upper()), (SCHEMES, level.upper()), ("uvicorn", "WARNING")):
         target = logging.getLogger(name)
         target.handlers = [handler]
         target.setLevel(lowest)

@@ -4,17 +4,38 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gllm.entrypoints.generation import Generation
+from gllm.entrypoints.router_load import RouterLoad
 from gllm.runtime.messages import Stats
 
 PREFIX = "rserve"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 TOKENS = (16, 64, 256, 1024, 4096, 16384, 65536)
+ROUTER_HELP = {
+    "requests_with_images": "requests with images inside the engine",
+    "images_fetching": "images being fetched or decoded",
+    "pixel_bytes": "decoded pixels that wait for an encoder, in bytes",
+    "pixel_requests_waiting": "requests that wait for room for their pixels",
+    "encoder_queue_batches": "encoder batches whose pixels are there and that no encoder has",
+    "encoder_outstanding_tokens": "embeddings that encoders are working on",
+    "embedding_rows": "embeddings that fit into the embedding memory",
+    "embedding_rows_reserved": "embeddings for which memory is reserved",
+    "encoders_alive": "encoder ranks that work",
+    "encoder_losses": "encoder ranks that were killed, stalled or failed",
+    "encode_batch_tokens": "embeddings of an encoder batch",
+}
 
 
 class DriverCollector(Collector):
@@ -33,13 +54,33 @@ class DriverCollector(Collector):
         yield from _families(self.stats.counters, CounterMetricFamily)
 
 
+class RouterCollector(Collector):
+    """What the item router counts: rserve_NAME, counters as rserve_NAME_total."""
+
+    def __init__(self) -> None:
+        self.load = RouterLoad()
+
+    def collect(self) -> Iterable[Metric]:
+        for name, value in self.load.gauges.items():
+            yield GaugeMetricFamily(f"{PREFIX}_{name}", ROUTER_HELP[name], value=value)
+        for name, value in self.load.counters.items():
+            yield CounterMetricFamily(f"{PREFIX}_{name}", ROUTER_HELP[name], value=value)
+        for name, found in self.load.distributions.items():
+            metric = HistogramMetricFamily(f"{PREFIX}_{name}", ROUTER_HELP[name])
+            metric.add_metric([], found.cumulative(), found.total)
+            yield metric
+
+
 class Metrics:
     """All metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.driver = DriverCollector()
+        self.router = RouterCollector()
         self.registry.register(self.driver)
+        self.registry.register(self.router)
+        ProcessCollector(registry=self.registry)
         self._ttft = self._histogram("time_to_first_token_seconds", "request read to first token", SECONDS)
         self._tpot = self._histogram(
             "time_per_output_token_seconds", "mean time between output tokens after the first", TOKEN_SECONDS
@@ -82,9 +123,10 @@ class Metrics:
     def on_cancel(self) -> None:
         self._cancelled.inc()
 
-    def render(self, num_active: int, stats: Stats | None) -> bytes:
-        """The exposition text. stats None keeps the driver's last figures."""
+    def render(self, num_active: int, stats: Stats | None, load: RouterLoad | None = None) -> bytes:
+        """The exposition text. stats None keeps the driver's last figures, load None the item router's."""
         self._active.set(num_active)
+        self.router.load = load or self.router.load
         self.driver.stats = stats or self.driver.stats
         return generate_latest(self.registry)
 

@@ -21,6 +21,11 @@ class PixelGate:
         """Bytes inside."""
         return self._inside
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to enter."""
+        return len(self._waiting)
+
     async def enter(self, num_bytes: int) -> None:
         """Wait until there is room and all who came before are in."""
         if not self._waiting and self._has_room(num_bytes):

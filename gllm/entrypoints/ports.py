@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from gllm.core.request import MMItem, Request
+from gllm.entrypoints.router_load import RouterLoad
 from gllm.multimodal.errors import BadInput
 from gllm.multimodal.processor import ChatPrompt
 
@@ -82,6 +83,14 @@ class DriverPort(Protocol):
 
 class ItemRouter(Protocol):
     """Brings the pixels of admitted requests to whoever encodes them. All calls come from the event loop."""
+
+    def check(self, request: Request) -> None:
+        """Raises ApiError for a request with items that can never be encoded here: 400, or 503."""
+        ...
+
+    def load(self) -> RouterLoad:
+        """What there is to count, for /metrics."""
+        ...
 
     def add_request(self, request: Request, source: PixelSource) -> None:
         """Called once per request with items, right after the driver was told of it."""

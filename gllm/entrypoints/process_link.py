@@ -1,9 +1,12 @@
 """The engine link of a real deployment: ZeroMQ sockets inside an asyncio event loop."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from gllm.runtime.channels import Inbox, Outbox
+
+LOG = logging.getLogger("gllm")
 
 
 class ProcessLink:
@@ -30,7 +33,10 @@ class ProcessLink:
             self._loop = None
 
     def _drain(self) -> None:
-        """ZeroMQ's descriptor tells only of changes: read until nothing is left."""
+        """ZeroMQ's descriptor tells only of changes: read until nothing is left, whoever raises."""
         if self._loop is not None:
             for message in self._inbox.drain():
-                self._on_message(message)
+                try:
+                    self._on_message(message)
+                except Exception:
+                    LOG.exception("a message from another process was not handled: a bug")

@@ -29,10 +29,10 @@ class ChatServing:
         """Check everything, then hand the request to the engine. Raises ApiError or BadInput."""
         started = time.perf_counter()
         self.model.check_name(body.model)
-        self.engine.check_room()
         rule = stop_rule(body)
         chat_logprobs(body)
-        prompt = await self.processor.prepare_chat(body.chat_prompt())
+        with self.engine.preparing():
+            prompt = await self.processor.prepare_chat(body.chat_prompt())
         try:
             request = self._request(body, prompt, request_id)
             stream = self.engine.submit(request, prompt if prompt.items else None, rule)

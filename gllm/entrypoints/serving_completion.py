@@ -30,12 +30,14 @@ class CompletionServing:
         started = time.perf_counter()
         self.model.check_name(body.model)
         prompts = body.prompts
-        self.engine.check_room(len(prompts))
         rule = stop_rule(body)
-        requests = [
-            self._request(body, (await self.processor.prepare_completion(prompt)).token_ids, i, request_id)
-            for i, prompt in enumerate(prompts)
-        ]
+        with self.engine.preparing(len(prompts)):
+            requests = [
+                self._request(
+                    body, (await self.processor.prepare_completion(prompt)).token_ids, i, request_id
+                )
+                for i, prompt in enumerate(prompts)
+            ]
         self.engine.check_room(len(requests))
         streams = [self.engine.submit(request, None, rule) for request in requests]
         return Generation(request_id, streams, self.engine.limits.prefix_caching, started)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import zmq
@@ -48,11 +49,16 @@ class EventSource(Protocol):
         ...
 
 
-class Driver:
-    """Drives a core: drains all events, steps, executes; sleeps in a poller when there is nothing to do.
+@dataclass(frozen=True, slots=True)
+class MoreEvents:
+    """What a scheme adds to the driver's events. handlers: by message type, for its inbox."""
 
-    handlers: for message types that the core at hand understands beyond those listed here.
-    """
+    sources: Sequence[EventSource] = ()
+    handlers: Mapping[type, Callable[[Any], object]] = field(default_factory=dict)
+
+
+class Driver:
+    """Drives a core: drains all events, steps, executes; sleeps in a poller when there is nothing to do."""
 
     def __init__(
         self,
@@ -60,14 +66,14 @@ class Driver:
         executor: Executor,
         inbox: Inbox,
         api: Outbox,
-        sources: Sequence[EventSource] = (),
-        handlers: Mapping[type, Callable[[Any], object]] | None = None,
+        more: MoreEvents | None = None,
     ) -> None:
         self._core = core
         self._executor = executor
         self._inbox = inbox
         self._api = api
-        self._sources = sources
+        more = more or MoreEvents()
+        self._sources = more.sources
         self._watchdog = Watchdog(core)
         self._loads: dict[str, RankLoad] = {}
         self._stopping = False
@@ -84,10 +90,10 @@ class Driver:
             GetStats: lambda m: self._send_stats(),
             Shutdown: lambda m: self._stop(),
             RankFailed: self._on_rank_failed,
-            **(handlers or {}),
+            **more.handlers,
         }
         self._poller = zmq.Poller()
-        for wakes in (inbox.socket, *(source.wakes for source in sources)):
+        for wakes in (inbox.socket, *(source.wakes for source in more.sources)):
             self._poller.register(wakes, zmq.POLLIN)
 
     def run(self) -> None:

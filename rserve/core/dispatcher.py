@@ -134,11 +134,17 @@ class Dispatcher:
         self._new_job(request_id, known, everything)
 
     def on_pixels(self, request_id: str, item: int) -> None:
-        """An item's pixels are here; they stay until the request ends."""
+        """An item's pixels are here, until `on_pixels_dropped`."""
         known = self.requests.get(request_id)
         if known is not None:
             known.pixels.add(item)
             self._settle(known, item)
+
+    def on_pixels_dropped(self, request_id: str, item: int) -> None:
+        """An item's pixels are gone: a later attempt waits until they are here again."""
+        known = self.requests.get(request_id)
+        if known is not None:
+            known.pixels.discard(item)
 
     def need(self, request_id: str, attempts: dict[int, int]) -> None:
         """The core wants these items (index → attempt) encoded."""
@@ -225,6 +231,16 @@ class Dispatcher:
     @property
     def outstanding_tokens(self) -> int:
         return sum(encoder.tokens for encoder in self.encoders.values())
+
+    @property
+    def num_queued(self) -> int:
+        """Batches whose pixels are there and that no encoder has."""
+        queues = (self._queue, self._homeless, *(encoder.queue for encoder in self.encoders.values()))
+        return sum(
+            not entry[3].over and not entry[4].sent and bool(entry[4].items)
+            for queue in queues
+            for entry in queue
+        )
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """True when a request with that many embeddings can be served at all."""

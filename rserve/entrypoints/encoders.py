@@ -9,6 +9,7 @@ from typing import Protocol
 from gllm.runtime.channels import Outbox
 
 LOG = logging.getLogger("rserve")
+START_TIMEOUT_S = 300.0
 
 
 class EncoderHost(Protocol):
@@ -26,10 +27,14 @@ class EncoderHost(Protocol):
 
 @dataclass(slots=True)
 class EncoderState:
-    """One encoder rank. busy_since: when it began (or last finished) a batch while it has work."""
+    """One encoder rank. busy_since: when it began (or last finished) a batch while it has work.
+
+    restarts: how often it was lost. starting_since: when its successor was started, until that is ready.
+    """
 
     alive: bool = True
     restarts: int = 0
+    starting_since: float | None = None
     busy_since: float | None = None
     outstanding: set[int] = field(default_factory=set)
 
@@ -62,10 +67,14 @@ class Encoders:
                 found.append(f"encoder {index} {what}")
         return found
 
-    def on_ready(self, index: int) -> None:
-        """An encoder that was started again can work."""
-        self.states[index].alive = True
+    def on_ready(self, index: int) -> bool:
+        """An encoder that was started again can work; False when that was known."""
+        state = self.states[index]
+        if state.alive:
+            return False
+        state.alive, state.starting_since = True, None
         LOG.warning("encoder %d works again", index)
+        return True
 
     def on_dispatched(self, index: int, batch_id: int) -> None:
         """An encoder got a batch."""
@@ -81,9 +90,13 @@ class Encoders:
         state.busy_since = time.monotonic() if state.outstanding else None
 
     def kill_stalled(self) -> None:
-        """End encoders that have worked on one batch for too long. Call it now and then."""
+        """End encoders that have worked on one batch, or loaded, for too long. Call it now and then."""
         now = time.monotonic()
         for index, state in self.states.items():
+            if state.starting_since is not None and now - state.starting_since > START_TIMEOUT_S:
+                LOG.error("encoder %d did not start within %g s: killing it", index, START_TIMEOUT_S)
+                state.starting_since = None
+                self._host.kill_encoder(index)
             if state.alive and state.busy_since is not None and now - state.busy_since > self._timeout_s:
                 LOG.error(
                     "encoder %d did not finish a batch within %g s (--encoder-timeout): killing it",
@@ -95,11 +108,12 @@ class Encoders:
 
     def _on_exit(self, index: int) -> bool:
         state = self.states[index]
-        state.alive, state.busy_since = False, None
+        state.alive, state.busy_since, state.starting_since = False, None, None
         state.outstanding.clear()
         state.restarts += 1
         LOG.error("encoder %d ended", index)
         self.on_lost(index)
         if state.restarts <= self._max_restarts:
+            state.starting_since = time.monotonic()
             self._host.start_encoder(index)
         return True

@@ -1,7 +1,7 @@
 """The item router of the EPD schemes: pixels go to encoder ranks, batch by batch."""
 
 import asyncio
-from collections.abc import Iterable
+import logging
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from gllm.core.effects import EncodeItems, ItemReleased, RequestFailed, RequestFinished, SkipItems
 from gllm.core.request import Request
+from gllm.entrypoints.errors import ApiError, too_many_embeddings
 from gllm.entrypoints.pixel_gate import PixelGate
 from gllm.entrypoints.ports import DriverPort, PixelSource
+from gllm.entrypoints.router_load import Distribution, RouterLoad
 from gllm.multimodal.errors import BadInput
 from gllm.runtime.channels import Outbox
 from gllm.runtime.messages import CreditsShort, EncodingStarted, ItemHash, PixelBatch, RankReady
@@ -19,8 +21,12 @@ from rserve.entrypoints.encoders import EncoderHost, Encoders
 from rserve.runtime.deployment import encoder_index, encoder_name
 from rserve.runtime.messages import BatchEncoded, BatchFailed, EncodeRequest, EncoderLost
 
+LOG = logging.getLogger("rserve")
 Pixels = NDArray[np.uint8]
 CHECK_EVERY_S = 0.5
+RETRY_AFTER_S = 10
+NO_ENCODER = "no encoder is left to encode images: send text, or try again later"
+BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(eq=False, slots=True)
@@ -28,12 +34,16 @@ class Routed:
     """A request whose items are on their way.
 
     pixels: decoded items, until an encoder has acknowledged them. held: their bytes inside the gate.
+    wanted: items that have to be encoded, with the attempt; all of them at first. fetching: items whose
+    pixels are under way.
     """
 
     request: Request
     source: PixelSource
+    wanted: dict[int, int]
     pixels: dict[int, Pixels] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
+    fetching: set[int] = field(default_factory=set)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -69,6 +79,7 @@ class EncoderRouter:
         self._batches: dict[int, Dispatch] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._short: str | None = None
+        self._sizes = Distribution(BATCH_TOKENS)
         self._watch: asyncio.Task[None] | None = None
         encoders.on_lost = self._on_lost
         for index in encoders.states:
@@ -76,10 +87,17 @@ class EncoderRouter:
 
     # -- the item router protocol ------------------------------------------------------------------------
 
+    def check(self, request: Request) -> None:
+        """Refuse what can't be served before anything is queued: too large (400), or no encoder (503)."""
+        if not self._dispatcher.can_ever_fit(request.num_mm_tokens):
+            raise too_many_embeddings(request, self._dispatcher.arena.capacity)
+        if self._encoders.are_gone and self._settings.fallback is None:
+            raise ApiError(503, NO_ENCODER, code="no_encoder", retry_after=RETRY_AFTER_S)
+
     def add_request(self, request: Request, source: PixelSource) -> None:
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_encoders())
-        routed = Routed(request, source)
+        routed = Routed(request, source, dict.fromkeys(range(len(request.items)), 0))
         self._requests[request.request_id] = routed
         self._dispatcher.add(request.request_id, request.items, ordered=not self._settings.prefix_caching)
         self._start(routed, self._bring(routed))
@@ -90,18 +108,20 @@ class EncoderRouter:
                 self._on_encoded(encoder, batch_id)
             case ItemReleased(request_id, item, attempt):
                 self._dispatcher.on_released(request_id, item, attempt)
+                self._leave_gate(request_id, item)
             case EncodeItems(request_id, items, attempts):
                 self._on_wanted(request_id, dict(zip(items, attempts)))
             case SkipItems(request_id, items):
                 self._dispatcher.skip(request_id, items)
-                self._drop(request_id, items)
+                for item in items:
+                    self._drop(request_id, item)
             case RequestFinished(request_id) | RequestFailed(request_id):
                 self._dispatcher.remove(request_id)
             case BatchFailed():
                 self._on_failed(message)
             case RankReady() if (index := encoder_index(message)) is not None:
-                self._encoders.on_ready(index)
-                self._dispatcher.on_encoder_ready(index)
+                if self._encoders.on_ready(index):
+                    self._dispatcher.on_encoder_ready(index)
         self._dispatch()
 
     def remove_request(self, request_id: str) -> None:
@@ -127,6 +147,23 @@ class EncoderRouter:
             tasks.append(self._watch)
         await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
 
+    def load(self) -> RouterLoad:
+        """Queues, memory and encoders, for /metrics."""
+        dispatcher, states = self._dispatcher, self._encoders.states.values()
+        gauges = {
+            "requests_with_images": len(self._requests),
+            "images_fetching": sum(len(routed.fetching) for routed in self._requests.values()),
+            "pixel_bytes": self._gate.num_bytes,
+            "pixel_requests_waiting": self._gate.num_waiting,
+            "encoder_queue_batches": dispatcher.num_queued,
+            "encoder_outstanding_tokens": dispatcher.outstanding_tokens,
+            "embedding_rows": dispatcher.arena.capacity,
+            "embedding_rows_reserved": dispatcher.arena.capacity - dispatcher.arena.num_free,
+            "encoders_alive": sum(state.alive for state in states),
+        }
+        counters = {"encoder_losses": sum(state.restarts for state in states)}
+        return RouterLoad(gauges, counters, {"encode_batch_tokens": self._sizes})
+
     # -- pixels ------------------------------------------------------------------------------------------
 
     async def _bring(self, routed: Routed) -> None:
@@ -139,15 +176,26 @@ class EncoderRouter:
 
     async def _fetch(self, routed: Routed, item: int, with_hash: bool) -> None:
         request_id = routed.request.request_id
+        routed.fetching.add(item)
         try:
             if with_hash:
                 self._port.send(ItemHash(request_id, item, await routed.source.digest(item)))
-            routed.pixels[item] = np.ascontiguousarray(await routed.source.pixels(item))
+            pixels = np.ascontiguousarray(await routed.source.pixels(item))
         except BadInput as error:
             self._port.fail_item(request_id, item, error)
             return
-        self._dispatcher.on_pixels(request_id, item)
-        self._dispatch()
+        except Exception as error:
+            LOG.exception("request %s: item %d: a bug", request_id, item)
+            self._port.fail_item(
+                request_id, item, BadInput(f"internal error: {error}", None, 500, "internal")
+            )
+            return
+        finally:
+            routed.fetching.discard(item)
+        if item in routed.wanted:
+            routed.pixels[item] = pixels
+            self._dispatcher.on_pixels(request_id, item)
+            self._dispatch()
 
     def _start(self, routed: Routed, work: "asyncio.Future[None] | object") -> None:
         task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
@@ -159,18 +207,26 @@ class EncoderRouter:
         routed = self._requests.get(request_id)
         if routed is None:
             return
+        routed.wanted.update(attempts)
         self._dispatcher.need(request_id, attempts)
         for item, attempt in attempts.items():
-            if attempt > 0 and item not in routed.pixels:
+            if attempt > 0 and item not in routed.pixels and item not in routed.fetching:
                 self._start(routed, self._fetch(routed, item, with_hash=False))
 
-    def _drop(self, request_id: str, items: Iterable[int]) -> None:
-        """The pixels of items are not needed; their bytes leave the gate."""
+    def _drop(self, request_id: str, item: int) -> None:
+        """Nobody wants an item encoded (any more): its pixels go, their bytes leave the gate."""
         routed = self._requests.get(request_id)
         if routed is not None:
-            for item in items:
-                routed.pixels.pop(item, None)
-                self._gate.leave(routed.held.pop(item, 0))
+            routed.wanted.pop(item, None)
+            routed.pixels.pop(item, None)
+            self._dispatcher.on_pixels_dropped(request_id, item)
+            self._leave_gate(request_id, item)
+
+    def _leave_gate(self, request_id: str, item: int) -> None:
+        """An item's decoded bytes are gone, here and at stage 0. Nothing happens the second time."""
+        routed = self._requests.get(request_id)
+        if routed is not None and item not in routed.pixels:
+            self._gate.leave(routed.held.pop(item, 0))
 
     def _num_bytes(self, grid: tuple[int, int, int]) -> int:
         return grid[1] * grid[2] * self._settings.patch_size**2 * 3
@@ -210,8 +266,13 @@ class EncoderRouter:
         self._encoders.on_done(encoder, batch_id)
         self._dispatcher.on_encoded(encoder, batch_id)
         done = self._batches.pop(batch_id, None)
-        if done is not None:
-            self._drop(done.request_id, done.items)
+        if done is None:
+            return
+        self._sizes.add(done.num_tokens)
+        routed = self._requests.get(done.request_id)
+        for item, attempt in zip(done.items, done.attempts):
+            if routed is not None and routed.wanted.get(item) == attempt:
+                self._drop(done.request_id, item)
 
     def _on_failed(self, message: BatchFailed) -> None:
         self._encoders.on_done(message.encoder, message.batch_id)
@@ -233,18 +294,15 @@ class EncoderRouter:
             if self._settings.fallback is not None:
                 self._send_to_stage_zero(self._settings.fallback, request_id, item, attempt)
             else:
-                error = BadInput(
-                    "no encoder is left to encode images: try again later", None, 503, "no_encoder"
-                )
-                self._port.fail_item(request_id, item, error)
+                self._port.fail_item(request_id, item, BadInput(NO_ENCODER, None, 503, "no_encoder"))
 
     def _send_to_stage_zero(self, outbox: Outbox, request_id: str, item: int, attempt: int) -> None:
         routed = self._requests.get(request_id)
         if routed is not None:
             grid = routed.request.items[item].grid
             batch = PixelBatch(0, request_id, (item,), (attempt,), (grid,))
-            outbox.send(batch, [routed.pixels[item].data])
-            self._drop(request_id, [item])
+            outbox.send(batch, [routed.pixels.pop(item).data])
+            self._dispatcher.on_pixels_dropped(request_id, item)
 
     async def _watch_encoders(self) -> None:
         while True:

@@ -97,6 +97,7 @@ class EpdDeployment(Deployment):
 
     def _on_exit(self, index: int, exited: Exited) -> bool:
         self.ready.pop(exited.name, None)
+        self.discard_outbox(exited.name)
         return self.on_encoder_exit(index)
 
 

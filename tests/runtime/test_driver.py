@@ -13,7 +13,7 @@ from gllm.core.engine_core import EngineCore
 from gllm.core.request import MMItem, Request, SamplingParams
 from gllm.core.stage_encoder import StageEncoder
 from gllm.runtime.channels import Inbox
-from gllm.runtime.driver import Driver
+from gllm.runtime.driver import Driver, MoreEvents
 from gllm.runtime.messages import (
     AbortRequest,
     AddRequest,
@@ -194,7 +194,7 @@ def test_another_source_wakes_the_loop_and_hears_effects_after_inputs_are_built(
     executor = FakeExecutor()
     core = EngineCore(CoreConfig(64), stage_encoder=StageEncoder(1024))
     api = post.inbox("api")
-    driver = Driver(core, executor, post.inbox("rank0"), post.outbox("api"), (source,))
+    driver = Driver(core, executor, post.inbox("rank0"), post.outbox("api"), MoreEvents((source,)))
     thread = threading.Thread(target=driver.run, daemon=True)
     thread.start()
     request = Request("a", (1, 2, 3), (MMItem(1, 1),), SamplingParams(max_tokens=1))
