@@ -78,7 +78,7 @@ class Service:
         return 200, {"status": "degraded" if problems else "ok", "problems": problems}
 
     async def stats(self) -> Stats | None:
-        """The driver's newest figures; those of the last heartbeat while it computes for longer than a second."""
+        """The driver's newest figures; those of the last heartbeat while it is busy for over a second."""
         stats = await self.engine.stats()
         if stats is not None:
             self._heard = self.clock()
