@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
@@ -22,7 +22,7 @@ from .sweep import expand, parse_values, run_all
 from .workload import WORKLOADS
 
 T = TypeVar("T")
-Subparsers = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -47,7 +47,21 @@ def _add_simulate(subparsers: Subparsers) -> None:
     machine.add_argument("--tp", type=int, default=1, help="tensor-parallel devices per stage")
     machine.add_argument("--encoders", type=int, default=1, help="encoder ranks (scheme gllm uses none)")
     machine.add_argument("--assigned-layers", type=_int_tuple, help="layers of each stage, e.g. 20,20,20,20")
-    rule = parser.add_argument_group("scheduling")
+    _add_scheduling(parser.add_argument_group("scheduling"))
+    _add_load(parser.add_argument_group("load"))
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "-o", "--output", type=Path, help="append result lines here (default: standard output)"
+    )
+    output.add_argument("--trace", type=Path, help="write a Chrome trace of the run (one point only)")
+    output.add_argument(
+        "--sweep", action="append", default=[], metavar="FIELD=VALUES", help="0.2:2.0:10 or a,b,c"
+    )
+    output.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.set_defaults(run=run_simulate)
+
+
+def _add_scheduling(rule: argparse._ArgumentGroup) -> None:
     rule.add_argument(
         "--scheme", default="rserve", help=f"one or several of {', '.join(SCHEMES)}, with commas"
     )
@@ -65,17 +79,6 @@ def _add_simulate(subparsers: Subparsers) -> None:
     rule.add_argument(
         "--embedding-tokens", type=int, default=131_072, help="embeddings the driver has room for"
     )
-    _add_load(parser.add_argument_group("load"))
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "-o", "--output", type=Path, help="append result lines here (default: standard output)"
-    )
-    output.add_argument("--trace", type=Path, help="write a Chrome trace of the run (one point only)")
-    output.add_argument(
-        "--sweep", action="append", default=[], metavar="FIELD=VALUES", help="0.2:2.0:10 or a,b,c"
-    )
-    output.add_argument("--jobs", type=int, help="processes (default: one per core)")
-    parser.set_defaults(run=run_simulate)
 
 
 def _add_load(load: argparse._ArgumentGroup) -> None:
@@ -141,10 +144,11 @@ def scenarios_of(args: argparse.Namespace) -> list[Scenario]:
             raise ValueError(f"--sweep {text}: write FIELD=VALUES")
         field = name.strip().lstrip("-").replace("-", "_")
         sweeps[field] = parse_values(field, values)
-    given = {name: value for name, value in vars(args).items() if name in Scenario.__dataclass_fields__}
-    del given["scheme"]
-    encoders = {"scheme": "gllm"} if sweeps["scheme"] == ["gllm"] else {}
-    return expand(Scenario(**given, **encoders), sweeps)
+    given: dict[str, Any] = {
+        name: value for name, value in vars(args).items() if name in Scenario.__dataclass_fields__
+    }
+    given["scheme"] = sweeps["scheme"][0]
+    return expand(Scenario(**given), sweeps)
 
 
 def run_paper(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Calls of a core, recorded in a real run and replayed in the simulator: same calls, same micro-batches."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gllm.core.batch import BatchResult, EncodeBatch, MicroBatch, Payload, Work
@@ -114,7 +114,7 @@ def replay(calls: Iterable[Call], core: EngineCore, pipeline: SimulatedPipeline)
 
     Returns what every step decided, to compare with `without_payloads` of the recorded decisions.
     """
-    events = {
+    events: dict[str, Callable[..., object]] = {
         "on_request": core.on_request,
         "on_item_hash": core.on_item_hash,
         "on_item_failed": core.on_item_failed,
