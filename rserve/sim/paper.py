@@ -18,7 +18,9 @@ RunPoints = Callable[[list[Scenario]], Iterable[Simulated]]
 __all__ = ["SETS", "write_paper"]
 
 
-def write_paper(folder: Path, sets: Iterable[str], num_requests: int, run_points: RunPoints) -> PaperResults:
+def write_paper(
+    folder: Path, sets: Iterable[str], num_requests: int, run_points: RunPoints
+) -> dict[str, PaperResults]:
     """Run everything under each constant set.
 
     Writes folder/simulated-SET.jsonl (replaced), folder/paper.md and the traces of Figure 10.
