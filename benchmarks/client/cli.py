@@ -14,7 +14,7 @@ from benchmarks.client.datasets import DATASETS, build_prompts, load_tokenizer, 
 from benchmarks.client.line import detail_fields, result_line
 from benchmarks.client.metrics import SLO_METRICS
 from benchmarks.client.report import format_report
-from benchmarks.client.run import BenchSpec, run_benchmark
+from benchmarks.client.run import BenchResult, BenchSpec, run_benchmark
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -157,7 +157,8 @@ def _specs(args: argparse.Namespace) -> tuple[list[BenchSpec], str]:
 def _run(spec: BenchSpec, workload: str, args: argparse.Namespace) -> int:
     """One rate: measure, print, append; returns the number of failed requests."""
     result = asyncio.run(run_benchmark(spec))
-    line = result_line(result, workload, **(_call_fields(args) | dict(args.set)))
+    extra = _call_fields(args) | {"total_output_tokens_retokenized": _retokenized(result, args.tokenizer)}
+    line = result_line(result, workload, **(extra | dict(args.set)))
     print(format_report(line))
     if args.output_file:
         details = detail_fields(result) if args.output_details else {}
@@ -174,7 +175,16 @@ def _call_fields(args: argparse.Namespace) -> dict[str, Any]:
         "random_output_len",
         "random_range_ratio",
     )
-    return {name: vars(args)[name] for name in names}
+    return {name: vars(args)[name] for name in names} | {"sharegpt_output_len": None}
+
+
+def _retokenized(result: BenchResult, tokenizer_name: str | None) -> int | None:
+    """Output tokens as the tokenizer counts them in the texts; None without --tokenizer."""
+    tokenizer = load_tokenizer(tokenizer_name)
+    if tokenizer is None:
+        return None
+    texts = [record.text for record in result.records if record.ok]
+    return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
 
 
 def _slo(text: str) -> tuple[str, float]:

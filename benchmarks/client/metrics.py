@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,4 +100,19 @@ def _concurrency(good: Sequence[RequestRecord], duration: float) -> dict[str, An
         running += change
         most = max(most, running)
     busy = sum(record.latency for record in good)
-    return {"concurrency": busy / duration, "max_concurrent_requests": most, "accept_length": None}
+    return {
+        "concurrency": busy / duration,
+        "max_concurrent_requests": most,
+        "max_output_tokens_per_s": _busiest_second(good),
+        "accept_length": None,
+    }
+
+
+def _busiest_second(good: Sequence[RequestRecord]) -> int:
+    """Most token chunks that came within one second of the run, seconds counted from its start."""
+    times = [
+        time
+        for record in good
+        for time in itertools.accumulate(record.itls, initial=record.sent + record.ttft)
+    ]
+    return max(Counter(int(time) for time in times).values(), default=0)

@@ -17,6 +17,34 @@ from benchmarks.workloads.image import ImageSpec
 from benchmarks.workloads.image import prompts as image_prompts
 from tests.benchmarks.fake_server import FakeServer, serving
 
+# The fields that SGLang 0.5.23's client writes for its image data set.
+SGLANG_FIELDS = [
+    *(
+        "backend",
+        "dataset_name",
+        "tag",
+        "server_info",
+        "request_rate",
+        "max_concurrency",
+        "duration",
+        "completed",
+    ),
+    *("random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len"),
+    *("total_input_tokens", "total_input_text_tokens", "total_input_vision_tokens", "total_output_tokens"),
+    *("total_output_tokens_retokenized", "request_throughput", "input_throughput", "output_throughput"),
+    *(
+        "total_throughput",
+        "concurrency",
+        "max_concurrent_requests",
+        "max_output_tokens_per_s",
+        "accept_length",
+    ),
+    *(f"{part}_e2e_latency_ms" for part in ("mean", "median", "std", "p90", "p95", "p99")),
+    *(f"{part}_ttft_ms" for part in ("mean", "median", "std", "p90", "p95", "p99")),
+    *(f"{part}_tpot_ms" for part in ("mean", "median", "std", "p90", "p95", "p99")),
+    *(f"{part}_itl_ms" for part in ("mean", "median", "std", "p90", "p95", "p99")),
+]
+
 PROMPTS = [Prompt((Text(f"question {n}"),), output_len=3) for n in range(4)]
 
 
@@ -174,6 +202,7 @@ def test_the_command_line_appends_one_line_for_each_rate(tmp_path: Path) -> None
     assert all(line["completed"] == 3 and line["slo_attainment"] == 1.0 for line in lines)
     assert (lines[0]["C"], lines[0]["note"]) == (1024, "hello")
     assert json.loads(file.read_text().splitlines()[0])["dataset_name"] == "random"
+    assert set(SGLANG_FIELDS) <= set(lines[0])
 
 
 def test_the_command_line_fails_and_shows_why_when_a_request_fails(

@@ -95,6 +95,12 @@ def test_throughputs_divide_by_the_duration_and_split_text_from_images() -> None
     assert fields["concurrency"] == 1.0
 
 
+def test_the_busiest_second_counts_every_token_that_came_in_it() -> None:
+    first, second = record(0.5, 1.6, 3), record(0.9, 0.9)
+    first.itls = [0.3, 0.8]  # tokens at 0.5, 0.8 and 1.6 s; the second request's at 0.9 s
+    assert metrics.compute([first, second], 1.6, {})["max_output_tokens_per_s"] == 3
+
+
 def test_every_limit_must_be_met_for_slo_attainment() -> None:
     records = [record(1.0, 2.0, 11), record(1.0, 9.0, 11), record(3.0, 4.0, 11)]
     assert metrics.slo_attainment(records, {"ttft": 2000.0}) == pytest.approx(2 / 3)
