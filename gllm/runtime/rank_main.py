@@ -13,7 +13,7 @@ import torch
 from gllm.config import EngineConfig
 from gllm.core.engine_core import EngineCore
 from gllm.core.stage_encoder import StageEncoder
-from gllm.runtime.driver import Driver, EventSource
+from gllm.runtime.driver import Driver, EventSource, MoreEvents
 from gllm.runtime.executor import DrivenCore
 from gllm.runtime.messages import Codec, RankFailed
 from gllm.runtime.parallel import is_lost_peer
@@ -99,7 +99,8 @@ def one_line(error: BaseException) -> str:
 
 def _drive(rank: Rank, parts: DriverParts) -> None:
     executor = rank.executor(parts.pixels)
-    driver = Driver(parts.core, executor, rank.inbox, rank.post.outbox("api"), parts.sources, parts.handlers)
+    more = MoreEvents(parts.sources, parts.handlers)
+    driver = Driver(parts.core, executor, rank.inbox, rank.post.outbox("api"), more)
     rank.announce(parts.embedding_tokens)
     driver.run()
     rank.recorder.flush()
