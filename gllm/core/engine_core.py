@@ -323,13 +323,17 @@ class EngineCore:
         self.scheduler.update(seq)
 
     def _relieve(self) -> bool:
-        """Nothing can run and nothing is in flight: break a hold-and-wait. The oldest never loses."""
+        """Nothing can run and nothing is in flight: break a hold-and-wait. The oldest never loses.
+
+        Tokens that are schedulable and still not scheduled stand behind someone: for blocks, or in the
+        serial reading for their turn. When that one waits for embedding memory, the youngest gives its up.
+        """
         refused = self.scheduler.refused
         victim = self._youngest_after(refused) if refused is not None else None
         if victim is not None:
             self._preempt(victim)
             return True
-        if refused is not None and self.credits_short is not None:
+        if self.scheduler.waiting_tokens and self.credits_short is not None:
             self._drop_embeddings_after(self.requests[self.credits_short].arrival)
         return False
 

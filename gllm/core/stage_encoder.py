@@ -1,6 +1,7 @@
 """Which items stage 0 encodes next, when it is the item executor (scheme gllm, encoder fallback)."""
 
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from gllm.core.batch import EncodeBatch
 from gllm.core.request import MMItem
@@ -33,6 +34,7 @@ class StageEncoder:
         self._needed: dict[str, Needed] = {}
         self._early: dict[str, dict[int, int]] = {}
         self._complete: dict[str, Needed] = {}
+        self._order: list[tuple[int, str]] = []
 
     @property
     def has_work(self) -> bool:
@@ -77,9 +79,9 @@ class StageEncoder:
 
     def next_batch(self) -> EncodeBatch | None:
         """The next items to encode in one forward, or None."""
-        if not self._complete:
+        needed = self._oldest()
+        if needed is None:
             return None
-        needed = min(self._complete.values(), key=lambda n: n.arrival)
         chosen: list[int] = []
         tokens = 0
         for item in sorted(needed.attempts):
@@ -93,9 +95,18 @@ class StageEncoder:
         self._refresh(needed)
         return EncodeBatch(needed.request_id, tuple(chosen), attempts, tokens)
 
+    def _oldest(self) -> Needed | None:
+        while self._order:
+            needed = self._complete.get(self._order[0][1])
+            if needed is not None:
+                return needed
+            heappop(self._order)
+        return None
+
     def _refresh(self, needed: Needed) -> None:
         if needed.complete:
             self._complete[needed.request_id] = needed
+            heappush(self._order, (needed.arrival, needed.request_id))
         else:
             self._complete.pop(needed.request_id, None)
             if not needed.attempts:

@@ -6,7 +6,7 @@ the one of gLLM and gLLM-epd. Here stand the two readings of RServe-intra (paper
 """
 
 from gllm.core.engine_core import MakeScheduler
-from gllm.core.scheduler import Scheduler
+from gllm.core.scheduler import Scheduler, by_arrival
 from gllm.core.sequence import Sequence
 
 
@@ -23,7 +23,9 @@ class PerMicroBatchScheduler(Scheduler):
 class SerialScheduler(Scheduler):
     """RServe-intra, reading `serial`: one request's prefill is in the pipeline at a time.
 
-    The next request starts when the first token of the one before has been sampled.
+    The next request starts when the first token of the one before has been sampled. Only an older one,
+    whose embeddings came late, may go first while the current one rests and waits for its own: else the
+    two could wait for each other's memory.
     """
 
     current: Sequence | None = None
@@ -31,10 +33,14 @@ class SerialScheduler(Scheduler):
     def _next_prefill(self, with_fresh: bool, taken: list[Sequence]) -> Sequence | None:
         if taken:
             return None
-        if self.current is not None and self._is_prefilling(self.current):
-            return self.current if self.current in self.holding else None
-        self.current = super()._next_prefill(with_fresh, taken)
-        return self.current
+        current, oldest = self.current, super()._next_prefill(with_fresh, taken)
+        if current is not None and self._is_prefilling(current):
+            if current in self.holding:
+                return current
+            if current.in_flight or oldest is None or by_arrival(oldest) > by_arrival(current):
+                return None
+        self.current = oldest
+        return oldest
 
     @staticmethod
     def _is_prefilling(seq: Sequence) -> bool:
