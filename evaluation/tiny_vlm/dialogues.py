@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from evaluation.tiny_vlm.pictures import PLACEMENTS, Example, Style, follow_up, make_example
+from evaluation.tiny_vlm.questions import COLOUR_NAMES, DIGIT_NAMES, SHAPE_NAMES
 
 PATCH = 14
 MERGE = 2
@@ -40,11 +41,17 @@ EVERY_SIZE = (
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a batch is drawn from: images an example, chance of options, picture sizes, further turns."""
+    """What a batch is drawn from: images an example, chance of options, picture sizes, further turns.
+
+    num_options: numbers of options, each with equal chance. reading_share: chance that a further turn only
+    asks for the option that says a given word: it teaches to bind letters to options without a picture.
+    """
 
     num_images: tuple[int, ...]
     choice_share: float
     sizes: Sequence[tuple[int, int]]
+    num_options: tuple[int, ...] = (2, 3, 4, 4, 4, 5)
+    reading_share: float = 0.0
     max_follow_ups: int = 3
 
 
@@ -111,6 +118,23 @@ def mrope_positions(
     return positions
 
 
+def reading(rng: random.Random, example: Example, num_options: int) -> Example:
+    """A turn about the options alone: the letter of one of them, or "green C, red A" for all of them."""
+    pool = rng.choice((COLOUR_NAMES, SHAPE_NAMES, DIGIT_NAMES))
+    options = tuple(rng.sample(pool, min(num_options, len(pool))))
+    if rng.random() < 0.6:
+        order = rng.sample(range(len(options)), len(options))
+        lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(options))
+        question = f"Which letter is {', '.join(options[i] for i in order)}?\n{lines}"
+        answer = ", ".join(f"{options[i]} {chr(65 + i)}" for i in order)
+        return replace(example, images=(), kind="letters", question=question, options=(), answer=answer)
+    wanted = rng.randrange(len(options))
+    question = f"Which option is {options[wanted]}?"
+    return replace(
+        example, images=(), kind="reading", question=question, options=options, answer=chr(65 + wanted)
+    )
+
+
 class DialogueMaker:
     """Makes dialogues and batches for one tokenizer."""
 
@@ -127,7 +151,10 @@ class DialogueMaker:
         first = make_example(rng, number, self._style(rng, mixture))
         examples = [first]
         for _ in range(rng.randint(0, mixture.max_follow_ups)):
-            examples.append(follow_up(rng, first, self._style(rng, mixture).num_options))
+            if rng.random() < mixture.reading_share:
+                examples.append(reading(rng, first, rng.choice(mixture.num_options)))
+            else:
+                examples.append(follow_up(rng, first, self._style(rng, mixture).num_options))
         numbered = rng.random() < 0.15
         turns = [(self._user_text(example, numbered), example.answer) for example in examples]
         return self._build(turns, list(first.images), [self.name_of(example) for example in examples])
@@ -145,7 +172,7 @@ class DialogueMaker:
 
     @staticmethod
     def _style(rng: random.Random, mixture: Mixture) -> Style:
-        options = rng.choice((2, 3, 4, 4, 4, 5)) if rng.random() < mixture.choice_share else 0
+        options = rng.choice(mixture.num_options) if rng.random() < mixture.choice_share else 0
         return Style(None, options, rng.choice(PLACEMENTS), mixture.sizes)
 
     @staticmethod

@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,11 +29,11 @@ from evaluation.tiny_vlm.model import MODEL_FOLDER, new_model, write_tiny_tokeni
 # (share of the training done, what is drawn from there on)
 CURRICULUM: tuple[tuple[float, Mixture], ...] = (
     (0.00, Mixture((1,), 0.0, SMALL)),
-    (0.12, Mixture((1, 1, 2), 0.3, SMALL)),
-    (0.25, Mixture((1, 2, 2), 0.5, SMALL)),
-    (0.40, Mixture((1, 2, 3), 0.5, SMALL)),
-    (0.55, Mixture((1, 2, 3, 4), 0.6, SMALL)),
-    (0.65, Mixture((1, 2, 3, 4), 0.6, EVERY_SIZE)),
+    (0.12, Mixture((1,), 0.8, SMALL, (3, 4, 5), 0.5)),
+    (0.40, Mixture((1, 1, 2), 0.7, SMALL, (2, 3, 4, 5), 0.15)),
+    (0.55, Mixture((1, 2, 3), 0.6, SMALL, (2, 3, 4, 5), 0.05)),
+    (0.70, Mixture((1, 2, 3, 4), 0.6, SMALL)),
+    (0.80, Mixture((1, 2, 3, 4), 0.6, EVERY_SIZE)),
 )
 
 
@@ -92,7 +93,7 @@ def draw_batches(
     Two times in three all their pictures have one size.
     """
     sizes = mixture.sizes if rng.random() < 0.33 else [rng.choice(list(mixture.sizes))]
-    narrow = Mixture((rng.choice(mixture.num_images),), mixture.choice_share, sizes, mixture.max_follow_ups)
+    narrow = replace(mixture, num_images=(rng.choice(mixture.num_images),), sizes=sizes)
     pool = sorted((maker.dialogue(rng, narrow) for _ in range(4 * size)), key=lambda d: len(d.token_ids))
     return [pool[start : start + size] for start in rng.sample(range(0, 4 * size, size), 4)]
 
