@@ -33,6 +33,7 @@ from gllm.runtime.slave import SlaveHost
 
 ERRORS_S = 2.0
 """Time to send an error to those whose answers were not finished within the drain time."""
+SAME_SIGNAL_S = 0.5
 
 MakeDeployment = Callable[[EngineConfig], Deployment]
 MakeRouter = Callable[[Deployment, DriverPort], ItemRouter]
@@ -97,6 +98,8 @@ def _serve(config: EngineConfig, scheme: Scheme) -> int:
             about |= {"max_model_len": model.limits.max_model_len, **scheme.about(deployment)}
             return asyncio.run(_Run(config, scheme, deployment, listener).run(processor, model, about))
         finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)  # a few seconds, in which processes must be stopped
             deployment.stop()
 
 
@@ -124,6 +127,8 @@ class _Run:
             loop.add_signal_handler(number, server.drain, service)
         watch(self.deployment, engine, server.leave)
         await server.serve(sockets=[self.listener])
+        if server.force_exit:
+            await server.lifespan.shutdown()
         if engine.failure is not None and not service.is_draining:
             print(f"error: {engine.failure}", file=sys.stderr, flush=True)
             return 1
@@ -137,6 +142,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(config)
         self._url = url
         self._about = about
+        self._drain_began = 0.0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -156,12 +162,21 @@ class HttpServer(uvicorn.Server):
         self.should_exit = True
 
     def drain(self, service: Service) -> None:
-        """First signal: no new requests, running ones get the drain time. Second: end now."""
-        self.force_exit = service.is_draining
+        """First signal: no new requests, running ones get the drain time. A later one: end now.
+
+        Wrappers such as `timeout` deliver one signal twice within moments; that is one.
+        """
+        loop = asyncio.get_running_loop()
+        if not service.is_draining:
+            self._drain_began = loop.time()
+        elif loop.time() - self._drain_began < SAME_SIGNAL_S:
+            return
+        else:
+            self.force_exit = True
         service.is_draining = True
         self.should_exit = True
         limit = 0.0 if self.force_exit else service.config.drain_timeout
-        asyncio.get_running_loop().call_later(limit, service.engine.fail_all, "the server is shutting down")
+        loop.call_later(limit, service.engine.fail_all, "the server is shutting down")
         print("stopping: running requests are finished first; a second signal ends them", flush=True)
 
 

@@ -53,7 +53,10 @@ class Zygote:
 
     def _obey(self) -> bool:
         """Carry out one order; False when nobody gives orders any more."""
-        data, fds, _, _ = socket.recv_fds(self._control, MAX_ORDER_BYTES, MAX_DESCRIPTORS)
+        try:
+            data, fds, _, _ = socket.recv_fds(self._control, MAX_ORDER_BYTES, MAX_DESCRIPTORS)
+        except ConnectionResetError:  # it was killed with reports unread
+            return False
         if not data:
             return False
         order = json.loads(data)

@@ -180,6 +180,21 @@ def test_an_answer_that_outlives_the_drain_time_ends_with_an_error(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_second_signal_ends_running_answers_at_once(tmp_path):
+    with running(tmp_path, "tiny") as server:
+        body = {"messages": ask(picture()), "max_tokens": 20000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(1)
+            assert server.process.poll() is None
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(10) == 0
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_server_with_a_message(tmp_path):
     with running(tmp_path, "tiny") as server:
         rank = max(children(server.process.pid))
