@@ -151,7 +151,7 @@ class Driver:
 
     def _wait(self) -> None:
         """Sleep until an event comes; while requests are served, look every few seconds for stalls."""
-        timeout = self._watchdog.interval_s * 1000 if self._core.has_work else None
+        timeout = int(self._watchdog.interval_s * 1000) if self._core.has_work else None
         self._poller.poll(timeout)
 
     def _send_stats(self) -> None:

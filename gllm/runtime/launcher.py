@@ -224,7 +224,7 @@ class Deployment:
         poller = zmq.Poller()
         poller.register(self.inbox.socket, zmq.POLLIN)
         poller.register(self.fileno(), zmq.POLLIN)
-        poller.poll(None if timeout_s is None else timeout_s * 1000)
+        poller.poll(None if timeout_s is None else int(timeout_s * 1000))
         return self.inbox.drain()
 
     def _running(self) -> Spawner:

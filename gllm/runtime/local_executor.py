@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gllm.core.batch import BatchResult, EncodeBatch, MicroBatch, Payload
 from gllm.core.request import MMItem
-from gllm.layers.comm import SINGLE, ThreadTensorParallel
+from gllm.layers.comm import SINGLE, TensorParallel, ThreadTensorParallel
 from gllm.layers.placement import CPU
 from gllm.runtime.item_encoder import ItemEncoder, num_frames
 from gllm.runtime.links import QueueLink
@@ -25,6 +25,7 @@ from gllm.runtime.pixel_store import PixelStore
 from gllm.runtime.prompts import with_prompts
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class LocalExecutor:
@@ -88,14 +89,15 @@ class LocalExecutor:
         """
         if self._threads is None:
             return first()
-        futures = [self._threads.submit(self._guarded, call) for call in (first, *others)]
-        done, _ = wait(futures)
+        leader = self._threads.submit(self._guarded, first)
+        followers = [self._threads.submit(self._guarded, call) for call in others]
+        done, _ = wait((leader, *followers))
         errors = [e for future in done if (e := future.exception()) is not None]
         for error in sorted(errors, key=lambda e: type(e) is BrokenBarrierError):
             raise error
-        return futures[0].result()
+        return leader.result()
 
-    def _guarded(self, call: Callable[[], T]) -> T:
+    def _guarded(self, call: Callable[[], R]) -> R:
         try:
             return call()
         except BaseException:
@@ -107,7 +109,8 @@ def load_local(plan: ModelPlan, num_blocks: int, with_vision: bool = True) -> Lo
     """Load all ranks of a deployment into this process, on its CPU."""
     pp, tp = plan.config.parallel.pp, plan.config.parallel.tp
     hops = [[deque[Tensor]() for _ in range(tp)] for _ in range(pp + 1)]
-    groups = [ThreadTensorParallel.create(tp) if tp > 1 else [SINGLE] for _ in range(pp)]
+    threads = [ThreadTensorParallel.create(tp) for _ in range(pp)] if tp > 1 else []
+    groups: list[Sequence[TensorParallel]] = [*threads] or [[SINGLE]] * pp
     runners = []
     for stage in range(pp):
         ranks = []
@@ -122,8 +125,7 @@ def load_local(plan: ModelPlan, num_blocks: int, with_vision: bool = True) -> Lo
         encoders = [load_encoder(plan, plan.placement(CPU, group)) for group in groups[0]]
 
     def give_up() -> None:
-        for group in groups:
-            if tp > 1:
-                group[0].abort()
+        for group in threads:
+            group[0].abort()
 
     return LocalExecutor(runners, encoders, give_up=give_up)

@@ -203,7 +203,9 @@ class Codec:
 
     def __init__(self, types: tuple[type, ...] = TYPES) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoders = {t.__name__.encode(): msgspec.msgpack.Decoder(t) for t in types}
+        self._decoders: dict[bytes, msgspec.msgpack.Decoder[object]] = {
+            t.__name__.encode(): msgspec.msgpack.Decoder(t) for t in types
+        }
 
     def encode(self, message: object) -> list[bytes]:
         return [type(message).__name__.encode(), self._encoder.encode(message)]

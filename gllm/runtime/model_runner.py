@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -134,4 +134,5 @@ class ModelRunner:
 def _merge(hidden: Tensor, embeds: Sequence[EmbedRows]) -> None:
     """Overwrite the rows of placeholders in hidden [T, H] with what the encoder made of their items."""
     for rows in embeds:
-        hidden[rows.row : rows.row + rows.length] = rows.payload[rows.start : rows.start + rows.length]
+        payload = cast(Tensor, rows.payload)
+        hidden[rows.row : rows.row + rows.length] = payload[rows.start : rows.start + rows.length]

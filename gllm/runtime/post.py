@@ -35,6 +35,8 @@ class Post:
 
     def close(self) -> None:
         """Deliver what is queued, within a second."""
-        for socket in (*self._inboxes, *self._outboxes.values()):
-            socket.close()
+        for inbox in self._inboxes:
+            inbox.close()
+        for outbox in self._outboxes.values():
+            outbox.close()
         self._context.term()

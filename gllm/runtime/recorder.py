@@ -1,7 +1,7 @@
 """What a rank did and for how long: its load for /metrics, and spans for traces."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gllm.core.trace import Span
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
@@ -62,7 +62,7 @@ class StepRecorder:
         self._spans = []
         self._last_sent = self.now()
 
-    def _span(self, name: str, kind: str, start: float, request: str, args: dict[str, object]) -> None:
+    def _span(self, name: str, kind: str, start: float, request: str, args: Mapping[str, object]) -> None:
         self._spans.append(Span(self._track, name, kind, start, self.now() - start, request, args))
 
     def _step(self, start: float) -> None:

@@ -73,11 +73,10 @@ class Spawner:
 
         Raises SpawnerLost.
         """
-        ended = []
+        ended: list[Exited] = []
         while select.select([self._control], [], [], 0.0 if ended else timeout)[0]:
-            report = self._receive()
-            self._alive.discard(report["exited"])
-            ended.append(Exited(report["exited"], report["pid"], report["code"]))
+            ended.append(self._receive())
+            self._alive.discard(ended[-1].name)
         return ended
 
     def close(self) -> None:
@@ -102,7 +101,7 @@ class Spawner:
         except OSError as error:
             raise SpawnerLost(f"cannot start processes: {error}") from error
 
-    def _receive(self) -> dict[str, str | int]:
+    def _receive(self) -> Exited:
         try:
             data = self._control.recv(4096)
         except OSError:
@@ -110,7 +109,8 @@ class Spawner:
         if not data:
             self._alive.clear()
             raise SpawnerLost("the process that starts all others was killed")
-        return json.loads(data)
+        report = json.loads(data)
+        return Exited(report["exited"], report["pid"], report["code"])
 
 
 def _import_path() -> str:

@@ -44,15 +44,20 @@ class Watchdog:
         stalled = [request for request, tokens in self._progress.items() if before.get(request) == tokens]
         if not stalled:
             return None
-        waits = self._core.waits()
-        reasons = Counter(waits.get(request, "unknown") for request in stalled)
-        counts = ", ".join(f"{count} for {reason}" for reason, count in reasons.most_common())
-        message = f"{len(stalled)} requests have not moved for {self.interval_s:g} s, waiting {counts}"
-        named = ", ".join(f"{request}: {waits.get(request, 'unknown')}" for request in stalled[:NAMED])
-        more = f" and {len(stalled) - NAMED} more" if len(stalled) > NAMED else ""
-        message = f"{message} ({named}{more})"
-        LOG.warning(message)
+        message = self._describe(stalled)
+        LOG.warning("%s", message)
         return message
+
+    def _describe(self, stalled: list[str]) -> str:
+        waits = self._core.waits()
+        reasons = Counter(waits[request] for request in stalled)
+        counts = ", ".join(f"{count} for {reason}" for reason, count in reasons.most_common())
+        named = ", ".join(f"{request}: {waits[request]}" for request in stalled[:NAMED])
+        more = f" and {len(stalled) - NAMED} more" if len(stalled) > NAMED else ""
+        return (
+            f"{len(stalled)} requests have not moved for {self.interval_s:g} s, "
+            f"waiting {counts} ({named}{more})"
+        )
 
     def _measure(self) -> dict[str, int]:
         """Tokens dispatched and known, of each request."""

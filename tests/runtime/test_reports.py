@@ -22,7 +22,7 @@ def test_a_request_that_does_not_move_is_reported_with_what_it_waits_for():
     assert watchdog.check(100.0) is None
     assert watchdog.check(105.0) is None
     message = watchdog.check(111.0)
-    assert message == "1 requests have not moved for 10 s, waiting 1 for embedding"
+    assert message == "1 requests have not moved for 10 s, waiting 1 for embedding (stuck: embedding)"
 
 
 def test_a_request_that_moves_is_not_reported():
