@@ -26,6 +26,11 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]: ...
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """x [..., H] -> norm(x); with a residual: norm(x + residual) and the sum, which overwrites x."""
+        if x.is_cuda:
+            from gllm.layers.kernels.rms_norm import rms_norm
+
+            normed = rms_norm(x, self.weight, self.eps, residual)
+            return normed if residual is None else (normed, x)
         if residual is None:
             return self._norm(x)
         x.add_(residual)

@@ -35,6 +35,10 @@ class RotaryTable:
 
     def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions int64 [3, T], or [T] for text -> cos, sin fp32 [T, D/2]; once for each micro-batch."""
+        if positions.is_cuda and positions.dim() == 2:
+            from gllm.layers.kernels.rotary import mrope_cos_sin
+
+            return mrope_cos_sin(positions, self.inv_freq, self._sections)
         angles = self._by_pair(positions).float() * self.inv_freq
         return angles.cos(), angles.sin()
 
@@ -54,6 +58,11 @@ def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     (a, b) -> (a cos - b sin, b cos + a sin) for the halves a, b of a head. bf16 and fp16 are widened to fp32
     and rounded once.
     """
+    if x.is_cuda:
+        from gllm.layers.kernels.rotary import rotate
+
+        rotate(x, x[:, :0], cos, sin)
+        return
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, D/2]
     half = x.shape[-1] // 2
     wide = x.float()  # x itself where x is fp32
@@ -68,5 +77,10 @@ def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Turn q [T, H, D] and k [T, KV, D] in place by cos, sin [T, D/2]."""
+    if q.is_cuda:
+        from gllm.layers.kernels.rotary import rotate
+
+        rotate(q, k, cos, sin)
+        return
     rotate_in_place(q, cos, sin)
     rotate_in_place(k, cos, sin)

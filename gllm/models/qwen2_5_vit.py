@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gllm.core.model_shape import VisionShape
 from gllm.layers.activation import silu_mul
+from gllm.layers.attention.registry import VisionAttention as Attend
 from gllm.layers.gemm import linear
 from gllm.layers.linear import (
     ColumnParallelLinear,
@@ -61,12 +62,13 @@ class HeadRowParallelLinear(RowParallelLinear):
 class VisionAttention(nn.Module):
     """Self-attention with a rotary embedding over rows and columns."""
 
-    def __init__(self, shape: VisionShape, place: Placement) -> None:
+    def __init__(self, shape: VisionShape, place: Placement, attend: Attend) -> None:
         super().__init__()
         heads = place.tp.shard(shape.num_heads)
         part = range(heads.start * shape.head_dim, heads.stop * shape.head_dim)
         self.num_heads = len(heads)
         self.head_dim = shape.head_dim
+        self._attend = attend
         self.qkv = StackedColumnParallelLinear(
             shape.hidden_size, (shape.hidden_size,) * 3, (part,) * 3, place
         )
@@ -78,7 +80,7 @@ class VisionAttention(nn.Module):
         heads = self.qkv(x).view(len(x), 3 * self.num_heads, self.head_dim)
         rotate_in_place(heads[:, : 2 * self.num_heads], cos, sin)  # queries and keys at once
         q, k, v = heads.chunk(3, dim=1)
-        return self.proj(vision_attention(q, k, v, segments).flatten(1))
+        return self.proj(self._attend(q, k, v, segments).flatten(1))
 
     def weights(self, prefix: str) -> Iterator[CheckpointWeight]:
         """`prefix.qkv` and `prefix.proj`."""
@@ -109,11 +111,11 @@ class VisionMLP(nn.Module):
 class VisionBlock(nn.Module):
     """Attention and MLP, each after a norm."""
 
-    def __init__(self, shape: VisionShape, place: Placement) -> None:
+    def __init__(self, shape: VisionShape, place: Placement, attend: Attend) -> None:
         super().__init__()
         self.norm1 = RMSNorm(shape.hidden_size, NORM_EPS, place)
         self.norm2 = RMSNorm(shape.hidden_size, NORM_EPS, place)
-        self.attn = VisionAttention(shape, place)
+        self.attn = VisionAttention(shape, place, attend)
         self.mlp = VisionMLP(shape, place)
 
     def forward(
@@ -161,16 +163,16 @@ class PatchMerger(nn.Module):
 class VisionTower(nn.Module):
     """The tower; its heads and MLPs are divided over the tensor-parallel ranks, which must call it together.
 
-    Raises ValueError where there are more ranks than heads.
+    `attend` computes attention within segments. Raises ValueError where there are more ranks than heads.
     """
 
-    def __init__(self, shape: VisionShape, place: Placement) -> None:
+    def __init__(self, shape: VisionShape, place: Placement, attend: Attend = vision_attention) -> None:
         super().__init__()
         if place.tp.size > shape.num_heads:
             raise ValueError(f"tensor-parallel size {place.tp.size} is above {shape.num_heads} vision heads")
         self.shape = shape
         self.patch_embed = PatchEmbedding(shape, place)
-        self.blocks = nn.ModuleList(VisionBlock(shape, place) for _ in range(shape.depth))
+        self.blocks = nn.ModuleList(VisionBlock(shape, place, attend) for _ in range(shape.depth))
         self.merger = PatchMerger(shape, place)
         self.layouts = VisionLayouts(shape, place.device)
 

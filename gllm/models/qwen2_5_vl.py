@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gllm.core.model_shape import ModelShape
 from gllm.layers.attention import AttentionBackend
+from gllm.layers.attention.registry import create_vision_attention
 from gllm.layers.placement import Placement
 from gllm.layers.weights import CheckpointWeight
 from gllm.models.qwen2 import Qwen2Model
@@ -34,7 +35,7 @@ class Qwen2_5_VLModel(Qwen2Model):
         if with_vision and stage.is_first:
             if shape.vision is None:
                 raise ValueError(f"{shape.architecture} has no vision tower")
-            self.vision = VisionTower(shape.vision, place)
+            self.vision = VisionTower(shape.vision, place, create_vision_attention(backend.name, place))
 
     def weights(self) -> Iterator[CheckpointWeight]:
         """This stage's tensors, and `visual.*` where it has the tower."""

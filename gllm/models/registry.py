@@ -6,6 +6,7 @@ import torch
 
 from gllm.core.model_shape import ModelShape
 from gllm.layers.attention import AttentionBackend, create_backend
+from gllm.layers.attention.registry import create_vision_attention
 from gllm.layers.placement import Placement
 from gllm.models.qwen2 import Qwen2Model
 from gllm.models.qwen2_5_vit import VisionTower
@@ -28,11 +29,14 @@ def create_model(
     return Qwen2_5_VLModel(shape, stage, place, backend, with_vision)
 
 
-def create_vision(shape: ModelShape, place: Placement) -> VisionTower:
-    """The vision tower alone, for an encoder rank. Raises ValueError for a text-only model."""
+def create_vision(shape: ModelShape, place: Placement, attention: str = "auto") -> VisionTower:
+    """The vision tower alone, for an encoder rank; attention: name of the backend.
+
+    Raises ValueError for a text-only model, and for a backend that cannot work here.
+    """
     if shape.vision is None:
         raise ValueError(f"{shape.architecture} has no vision tower")
-    return VisionTower(shape.vision, place)
+    return VisionTower(shape.vision, place, create_vision_attention(attention, place))
 
 
 def checkpoint_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:

@@ -88,7 +88,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def load_stage(plan: ModelPlan, stage: int, place: Placement) -> Model:
     """A rank's part of the language model, with its weights."""
-    backend = create_backend(plan.config.parallel.attention_backend, place)
+    backend = create_backend(plan.config.parallel.attention_backend, place, plan.config.cache.page_size)
     model = create_model(plan.shape, plan.stages[stage], place, backend, with_vision=False)
     _fill(plan, model)
     return model
@@ -99,7 +99,7 @@ def load_encoder(plan: ModelPlan, place: Placement) -> ItemEncoder:
     vision = plan.shape.vision
     if vision is None:
         raise ValueError(f"{plan.config.model.model} has no vision tower")
-    tower = create_vision(plan.shape, place)
+    tower = create_vision(plan.shape, place, plan.config.parallel.attention_backend)
     _fill(plan, tower)
     pixels = load_preprocessor(plan.folder)
     norm = PixelNorm(pixels.image_mean, pixels.image_std, pixels.rescale_factor) if pixels else None

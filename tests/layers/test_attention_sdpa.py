@@ -130,6 +130,25 @@ def test_last_tokens_ask_the_same_cache_with_one_query_each():
     assert attended.backend.forward(q[:0], attended.kv, meta.last_tokens([])).shape == (0, 4, 8)
 
 
+@pytest.mark.parametrize("stale", [float("nan"), float("inf")])
+def test_what_finished_sequences_left_in_the_padding_of_a_decode_does_not_spread(stale):
+    pages = PagedSequences(num_blocks=12, block_size=16)
+    attended = Attended(pages)
+    for seq, length in enumerate([40, 19, 33]):
+        attended.step([(seq, length)])
+    for seq in range(3):
+        pages.reserve(seq, pages.lengths[seq] + 1)
+    for cache in (attended.kv.k, attended.kv.v):
+        rows = cache.flatten(0, 1)
+        used = [
+            pages.tables[seq][at // 16] * 16 + at % 16 for seq in range(3) for at in range(pages.lengths[seq])
+        ]
+        kept = rows[used].clone()
+        rows.fill_(stale)
+        rows[used] = kept
+    assert attended.step([(0, 1), (1, 1), (2, 1)]) < 1e-5
+
+
 def test_an_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="sdpa"):
         create_backend("magic", Placement())

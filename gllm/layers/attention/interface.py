@@ -14,6 +14,9 @@ class AttentionBackend(ABC):
     """Causal attention of each chunk to its own sequence; the scale is 1 / sqrt(D)."""
 
     name: str
+    is_capturable: bool = False
+    """Whether a call can be captured in a CUDA graph: no host copy, no launch that depends on device values;
+    negative slots are padding."""
 
     @abstractmethod
     def write_kv(self, k: Tensor, v: Tensor, kv: LayerKV, meta: AttentionMetadata) -> None:

@@ -21,13 +21,15 @@ TILE_ROWS = 256
 class KVSource:
     """Where the keys of some sequences are: one run of slots, a view; or blocks, which are gathered.
 
-    `num_sequences` sequences, each padded to `length` tokens.
+    `num_sequences` sequences, each padded to `length` tokens. Padding is set to zero: a mask alone does not
+    hide what a finished sequence may have left there, for 0 times infinity is not a number.
     """
 
     num_sequences: int
     length: int
     run_start: int
     blocks: Tensor | None  # int32 [num_sequences * blocks per sequence]
+    padding: Tensor | None = None  # int64, which of the gathered slots belong to no token of their sequence
 
     def read(self, kv: LayerKV) -> tuple[Tensor, Tensor]:
         """Keys and values [num_sequences, KV, length, D]."""
@@ -38,6 +40,8 @@ class KVSource:
             run = cache.flatten(0, 1)[self.run_start : self.run_start + self.length]
             return run.unsqueeze(0).transpose(1, 2)
         gathered = cache.index_select(0, self.blocks)  # [N * blocks, block_size, KV, D]
+        if self.padding is not None:
+            gathered.flatten(0, 1).index_fill_(0, self.padding, 0.0)
         return gathered.view(self.num_sequences, -1, *cache.shape[2:])[:, : self.length].transpose(1, 2)
 
 
@@ -143,7 +147,16 @@ class SdpaPlanner:
             if table == list(range(table[0], table[0] + num_blocks)):
                 return KVSource(1, length, table[0] * size, None)
         blocks = self._meta.block_tables[index, :num_blocks].flatten()
-        return KVSource(len(chunks), length, 0, blocks)
+        return KVSource(len(chunks), length, 0, blocks, self._padding(chunks, length, num_blocks * size))
+
+    def _padding(self, chunks: list[int], length: int, stride: int) -> Tensor | None:
+        """Slots behind the end of each sequence, counted over all of them, `stride` slots each."""
+        tails = [
+            torch.arange(row * stride + self._meta.kv_lens[chunk], row * stride + length)
+            for row, chunk in enumerate(chunks)
+            if self._meta.kv_lens[chunk] < length
+        ]
+        return torch.cat(tails).to(self._device) if tails else None
 
     def _causal(self, rows: int, kv_end: int) -> Tensor:
         """Additive mask [rows, kv_end] of the last `rows` of kv_end tokens."""
