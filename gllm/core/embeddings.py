@@ -180,9 +180,10 @@ class EmbeddingStore:
 
     def has_arrived(self, request_id: str, item: int, attempt: int) -> bool:
         """True when exactly this embedding is in memory, or was and has been released."""
-        entry = self.entries[request_id]
-        is_known = entry.states[item] in (ItemState.READY, ItemState.USED)
-        return is_known and entry.attempts[item] == attempt
+        entry = self.entries.get(request_id)
+        if entry is None or entry.attempts[item] != attempt:
+            return False
+        return entry.states[item] in (ItemState.READY, ItemState.USED)
 
     def remove(self, request_id: str) -> list[Freed]:
         """Forget a request; returns what it still held."""

@@ -111,9 +111,13 @@ class EngineCore:
             self._update(served)
 
     def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Payload) -> bool:
-        """An item is encoded. False when nobody waits for it any more; its memory is released then too."""
+        """An item is encoded. False when nobody waits for it any more; its memory is released then too.
+
+        Unless it came twice: its memory is in use, or was released.
+        """
         if not self.tracker.put(request_id, item, attempt, payload):
-            self.items.effects.append(ItemReleased(request_id, item, attempt))
+            if not self.tracker.has_arrived(request_id, item, attempt):
+                self.items.effects.append(ItemReleased(request_id, item, attempt))
             return False
         served = self.requests[request_id]
         served.encoding = True

@@ -77,8 +77,10 @@ def test_clients_that_leave_while_queued_or_encoding_leave_nothing_but_stale_emb
             hang_up_when(
                 server,
                 body(picture(seed), picture(10 + seed)),
-                lambda: metric(server, "encoder_outstanding_tokens") > 0
-                and metric(server, "requests_active") == 1,
+                lambda: (
+                    metric(server, "encoder_outstanding_tokens") > 0
+                    and metric(server, "requests_active") == 1
+                ),
                 "nothing is encoded",
             )
             server.wait(lambda: metric(server, "requests_active") == 0, "the request is still there")

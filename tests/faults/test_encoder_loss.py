@@ -11,9 +11,7 @@ TEXT = body(text="Hello")
 
 
 @pytest.fixture(scope="module", params=["shm", "p2p"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Deployment]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     flags = ("--scheme", "rserve", "--encoders", "2", "--embedding-batch-size", "1")
     limits = ("--encoder-timeout", "3", "--encoder-restarts", "100", "--channel", request.param)
     with deployed(tmp_path_factory.mktemp("server"), *flags, *limits) as server:
