@@ -25,6 +25,7 @@ LOG = logging.getLogger("rserve")
 Pixels = NDArray[np.uint8]
 CHECK_EVERY_S = 0.5
 RETRY_AFTER_S = 10
+MAX_LOSSES = 3
 NO_ENCODER = "no encoder is left to encode images: send text, or try again later"
 BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
@@ -35,7 +36,7 @@ class Routed:
 
     pixels: decoded items, until an encoder has acknowledged them. held: their bytes inside the gate.
     wanted: items that have to be encoded, with the attempt; all of them at first. fetching: items whose
-    pixels are under way.
+    pixels are under way. losses: encoders that died while they had some of it.
     """
 
     request: Request
@@ -44,6 +45,7 @@ class Routed:
     pixels: dict[int, Pixels] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
     fetching: set[int] = field(default_factory=set)
+    losses: int = 0
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -285,8 +287,20 @@ class EncoderRouter:
     def _on_lost(self, index: int) -> None:
         for batch_id in [b for b, dispatch in self._batches.items() if dispatch.encoder == index]:
             del self._batches[batch_id]
-        self._port.send(EncoderLost(index, tuple(self._dispatcher.on_encoder_lost(index))))
+        lost = self._dispatcher.on_encoder_lost(index)
+        self._port.send(EncoderLost(index, tuple(lost)))
+        for request_id, item in {request_id: item for request_id, item, _ in lost}.items():
+            self._count_loss(request_id, item)
         self._dispatch()
+
+    def _count_loss(self, request_id: str, item: int) -> None:
+        """A request that encoders die of again and again must not take them all with it."""
+        routed = self._requests.get(request_id)
+        if routed is not None:
+            routed.losses += 1
+            if routed.losses >= MAX_LOSSES:
+                text = f"{routed.losses} encoders were lost while they encoded this request: it is given up"
+                self._port.fail_item(request_id, item, BadInput(text, None, 503, "encoder_lost"))
 
     def _without_encoders(self) -> None:
         """Stage 0 encodes what is ready to go, or its requests end."""

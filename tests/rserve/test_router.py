@@ -146,6 +146,18 @@ async def test_an_encoder_that_fails_a_batch_ends_its_request_with_500():
         world.check_empty()
 
 
+async def test_a_request_that_kills_encoders_does_not_take_them_all():
+    """Every encoder that gets a batch dies; two restarts are left when the request is given up."""
+    async with World(Options(max_restarts=5), Faults(die=1.0)) as world:
+        world.ask(images("poison", 4))
+        await world.until(lambda: "poison" in world.ended)
+        assert world.ended["poison"] == 503
+        assert world.encoders.states[0].restarts == 3
+        await world.until(lambda: not world.router._requests)
+        await asyncio.sleep(0.01)
+        world.check_empty()
+
+
 async def test_load_counts_queues_and_batches():
     async with World() as world:
         world.ask(images("a", 4, 4, 8))
@@ -194,7 +206,7 @@ async def test_every_request_ends_and_nothing_is_left_whatever_encoders_do(fault
                     asyncio.get_running_loop().call_later(rng.random() * 0.1, world.leave, f"r{index}")
                 await asyncio.sleep(rng.random() * 0.003)
             await world.until(lambda: len(world.ended) == 30)
-            assert set(world.ended.values()) <= {"length", "abort", 500}
+            assert set(world.ended.values()) <= {"length", "abort", 500, 503}
             await world.until(lambda: not world.router._requests)
             await world.until(lambda: not world.dispatcher._reserved, 5)
             await asyncio.sleep(0.02)
