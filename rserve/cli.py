@@ -1,4 +1,4 @@
-"""`rserve serve | bench | simulate | paper | timeline`: the one place that chooses implementations."""
+"""`rserve serve | bench | simulate | paper | calibrate | timeline`: chooses all implementations."""
 
 import argparse
 import sys
@@ -64,6 +64,13 @@ def bench(argv: list[str]) -> int:
     return run_client(argv)
 
 
+def calibrate(argv: list[str]) -> int:
+    """Measure this machine for the simulator."""
+    from rserve.calibration.command import calibrate as measure_machine
+
+    return measure_machine(argv)
+
+
 def simulation(name: str) -> Run:
     """A command of the simulator, which brings its own flags."""
 
@@ -83,7 +90,8 @@ COMMANDS = {
     "bench": Command("send a workload to a running server and measure it", bench),
     "simulate": Command("run the scheduler on a simulated machine", simulation("simulate")),
     "paper": Command("simulate the paper's experiments", simulation("paper")),
-    "timeline": Command("draw what a simulated pipeline does", simulation("timeline")),
+    "calibrate": Command("measure this machine for the simulator", calibrate),
+    "timeline": Command("draw a trace of a server or a simulation", simulation("timeline")),
 }
 
 

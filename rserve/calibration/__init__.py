@@ -1,0 +1,1 @@
+"""Measures the engine's parts on the machine at hand, for the simulator."""

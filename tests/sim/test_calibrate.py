@@ -1,0 +1,158 @@
+"""Calibration: a fit of times that known constants gave finds these constants; files give them back."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gllm.models.names import resolve_model
+from rserve.calibration.constant_set import Measured, constant_set, read_points
+from rserve.calibration.measure_request import RequestCosts
+from rserve.calibration.measure_transfer import Road, Transfers
+from rserve.sim.calibrate import EncodePoint, StagePoint, fit_encoder, fit_stage, worst_errors
+from rserve.sim.cost_model import CostModel
+from rserve.sim.costs import Table, load_constants, read_sourced
+from rserve.sim.hardware import Hardware, Machine, load_hardware, load_model
+from rserve.sim.scenario import Scenario
+from rserve.sim.simulator import simulate
+
+SMALL = str(resolve_model("small"))
+MODEL = replace(load_model(SMALL), dtype="float32")
+DEVICE = Hardware("core", 100e9, 1e15, 8e9, 4e9)  # memory so fast that only the tables count
+CLEAN = load_constants("clean")
+PREFILLS = (32, 64, 128, 256, 512, 1024, 2048)
+ENCODES = ((16,), (64,), (16,) * 4, (256,), (64,) * 4, (1024,), (256,) * 4)
+TRANSFERS = Transfers(1e-4, Road(2e-4, 8e9), 2e-10, Road(6e-5, 4e9), Road(1.4e-4, 1e9))
+REQUEST = RequestCosts(5e-3, 2e-5, 3e-4)
+
+
+def machine(hardware=DEVICE):
+    return Machine(hardware, MODEL, encoders=1)
+
+
+def synthetic(constants):
+    """Every shape that `rserve calibrate` measures, at the times of known constants."""
+    cost = CostModel(machine(), constants)
+    shapes = [(((0, n),), 0) for n in PREFILLS]
+    shapes += [(((start, n),), 0) for n in (32, 128, 512) for start in (512, 1024)]
+    shapes += [(((0, 32),) * 4, 0), (((0, 64),) * 4, 0)]
+    shapes += [(((start, 1),) * n, n) for n in (1, 2, 4, 8, 16) for start in (256, 1024)]
+    stage = [StagePoint(chunks, n, cost.stage_time(0, chunks, n)) for chunks, n in shapes]
+    return cost, stage, [EncodePoint(items, cost.encode_time(items)) for items in ENCODES]
+
+
+def known(iteration=2e-3, chunk=1e-4, prefill=0.6, attention=0.2, vision=(0.5, 0.3)):
+    sizes = (1, 2, 4, 8, 16)
+    return replace(
+        CLEAN,
+        gemm_utilisation=Table((*((n, prefill * n / 32) for n in sizes), (32, prefill), (2048, prefill))),
+        attention_utilisation=Table(((1, attention / 4), (32, attention), (512, attention))),
+        vision_gemm_utilisation=Table(((1, vision[0]),)),
+        vision_attention_utilisation=Table(((1, vision[1]),)),
+        elementwise_share=0.0,
+        iteration_overhead=iteration,
+        chunk_overhead=chunk,
+        encoder_launch_floor=0.0,
+        preprocess_inline=False,
+    )
+
+
+def fitted(stage, encodes):
+    fits = fit_stage(CostModel(machine(), CLEAN).stages[0], stage), fit_encoder(MODEL.vision, encodes)
+    measured = Measured("a test", stage, encodes, TRANSFERS, REQUEST, 8e9)
+    return *fits, constant_set(measured, *fits)
+
+
+def read_back(folder, content):
+    path = folder / "mine.json"
+    path.write_text(json.dumps(content))
+    return str(path), CostModel(machine(load_hardware(str(path))), load_constants(str(path)))
+
+
+def test_known_constants_are_recovered():
+    _, stage, encodes = synthetic(known())
+    found, encoder, _ = fitted(stage, encodes)
+    assert found.iteration_overhead == pytest.approx(2e-3, rel=1e-3)
+    assert found.chunk_overhead == pytest.approx(1e-4, rel=1e-3)
+    assert dict(found.gemm)[512] == pytest.approx(0.6 * 100e9, rel=1e-3)
+    assert dict(found.gemm)[4] == pytest.approx(0.6 * 4 / 32 * 100e9, rel=1e-3)
+    assert dict(found.attention) == pytest.approx({1: 5e9, 32: 20e9, 128: 20e9, 512: 20e9}, rel=1e-3)
+    assert encoder.attention == pytest.approx(30e9, rel=1e-3)
+    assert dict(encoder.gemm)[1024] == pytest.approx(50e9, rel=1e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    iteration=st.floats(0, 4e-3),
+    chunk=st.floats(0, 5e-4),
+    prefill=st.floats(0.2, 0.9),
+    attention=st.floats(0.05, 0.5),
+    vision=st.tuples(st.floats(0.1, 0.9), st.floats(0.1, 0.9)),
+)
+def test_the_fit_predicts_what_it_was_not_shown(
+    tmp_path_factory, iteration, chunk, prefill, attention, vision
+):
+    cost, stage, encodes = synthetic(known(iteration, chunk, prefill, attention, vision))
+    _, found = read_back(tmp_path_factory.mktemp("set"), fitted(stage, encodes)[2])
+    for chunks, samples in (
+        (((0, 700),), 0),
+        (((0, 342),), 1),
+        (((300, 400), (0, 300)), 1),
+        (((512, 1), (0, 90)), 1),
+    ):
+        real = cost.stage_time(0, chunks, samples)
+        assert found.stage_time(0, chunks, samples) == pytest.approx(real, rel=0.02)
+    for items in ((64,) * 8, (256, 64, 64), (576,)):
+        assert found.encode_time(items) == pytest.approx(cost.encode_time(items), rel=0.02)
+
+
+@settings(max_examples=40, deadline=None)
+@given(noise=st.lists(st.floats(0.8, 1.25), min_size=40, max_size=40))
+def test_noisy_times_still_give_a_usable_set(tmp_path_factory, noise):
+    _, stage, encodes = synthetic(known())
+    stage = [replace(p, seconds=p.seconds * factor) for p, factor in zip(stage, noise)]
+    encodes = [replace(p, seconds=p.seconds * factor) for p, factor in zip(encodes, noise[::-1])]
+    name, cost = read_back(tmp_path_factory.mktemp("set"), fitted(stage, encodes)[2])
+    line = simulate(
+        Scenario(model=SMALL, dtype="float32", hardware=name, costs=name, pp=1, num_requests=3)
+    ).line
+    assert line["completed"] == 3 and cost.constants.iteration_overhead >= 0
+
+
+def test_on_what_was_measured_the_file_is_as_good_as_the_measurements(tmp_path):
+    _, stage, encodes = synthetic(known())
+    _, cost = read_back(tmp_path, fitted(stage, encodes)[2])
+    assert max(worst_errors(cost, stage, encodes)) < 0.01
+
+
+def test_without_a_slope_over_the_context_the_fit_says_so():
+    points = [StagePoint(((start, 32),), 0, 1e-3) for start in (0, 512)]
+    with pytest.raises(ValueError, match="quiet machine"):
+        fit_stage(CostModel(machine(), CLEAN).stages[0], points)
+
+
+def test_the_file_holds_its_measurements_and_a_source_for_every_number(tmp_path):
+    _, stage, encodes = synthetic(known())
+    content = fitted(stage, encodes)[2]
+    name, _ = read_back(tmp_path, content)
+    assert read_points(json.loads(json.dumps(content))) == (stage, encodes)
+    entries = read_sourced(name)
+    assert all("a test" in entry.source and entry.unit for entry in entries.values())
+    assert all("a test" in entry["source"] for entry in content["hardware"].values())
+    constants = load_constants(name)
+    assert constants.preprocess_per_token == REQUEST.pixels_per_token
+    assert constants.driver_round_trip == pytest.approx(REQUEST.prepare + 2 * TRANSFERS.message)
+    assert constants.embedding_bandwidth == TRANSFERS.embedding.bandwidth
+
+
+def test_a_file_without_a_device_is_refused_as_hardware(tmp_path):
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="no hardware"):
+        load_hardware(str(tmp_path / "other.json"))
+
+
+def test_a_road_is_latency_and_bandwidth():
+    road = Road.of((1000, 1e-4 + 1e-6), (1_001_000, 1e-4 + 1001e-6))
+    assert road.latency == pytest.approx(1e-4) and road.bandwidth == pytest.approx(1e9)
