@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
+import torch
 
 from gllm.config import EngineConfig
 from gllm.core.batch import Chunk, MicroBatch, NewSequence, Sample, SampleTarget
@@ -32,11 +33,11 @@ class Span:
 class StageBench:
     """All layers of the language model in this process; the cache holds whatever, times do not care."""
 
-    def __init__(self, config: EngineConfig, most_tokens: int) -> None:
+    def __init__(self, config: EngineConfig, most_tokens: int, device: torch.device = CPU) -> None:
         """most_tokens: of all sequences of one micro-batch together, cached ones included."""
         self._page = config.cache.page_size
         self._num_blocks = most_tokens // self._page + 1
-        self._executor = load_local(ModelPlan.of(config), self._num_blocks, with_vision=False)
+        self._executor = load_local(ModelPlan.of(config), self._num_blocks, False, device)
         self._ids = count()
         self._known: tuple[int, ...] = ()
 
@@ -74,12 +75,12 @@ class StageBench:
 class EncoderBench:
     """The vision tower in this process."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device = CPU) -> None:
         plan = ModelPlan.of(config)
         if plan.shape.vision is None:
             raise ValueError(f"{config.model.model} has no vision tower")
         self._vision = plan.shape.vision
-        self._encoder = load_encoder(plan, plan.placement(CPU, SINGLE))
+        self._encoder = load_encoder(plan, plan.placement(device, SINGLE))
         self._rng = np.random.default_rng(0)
 
     def run(self, items: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from gllm.core.model_shape import DTYPE_BYTES, PRESETS, ModelShape, split_layers
 
 DEVICES_FILE = Path(__file__).parent / "devices.json"
+NUMBERS = ("peak_flops", "memory_bandwidth", "memory", "link_bandwidth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,24 @@ class Hardware:
 def devices() -> Mapping[str, Hardware]:
     """The devices that ship with the project; `devices.json` says where each number comes from."""
     content = json.loads(DEVICES_FILE.read_text())
-    numbers = ("peak_flops", "memory_bandwidth", "memory", "link_bandwidth")
-    return {
-        name: Hardware(name, *(float(entry[number]["value"]) for number in numbers))
-        for name, entry in content.items()
-    }
+    return {name: _device(name, entry) for name, entry in content.items()}
+
+
+def _device(name: str, entry: Mapping[str, Mapping[str, float]]) -> Hardware:
+    return Hardware(name, *(float(entry[number]["value"]) for number in NUMBERS))
 
 
 def load_hardware(name: str) -> Hardware:
-    """A device by name. Raises ValueError for an unknown one."""
+    """A device by name, or the one in a file that `rserve calibrate` wrote.
+
+    Raises ValueError for an unknown one.
+    """
+    if name.endswith(".json"):
+        path = Path(name)
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        if "hardware" not in content:
+            raise ValueError(f"{name} describes no hardware: give a file that `rserve calibrate` wrote")
+        return _device(path.stem, content["hardware"])
     known = devices()
     if name not in known:
         raise ValueError(f"no hardware {name!r}; there are {', '.join(known)}")

@@ -20,7 +20,7 @@ class Scenario:
     engine's default. page_size: tokens a KV block; large ones only round memory and save time. kv_tokens:
     None is what memory holds. embedding_tokens: embeddings that the driver has room for. placement,
     output_len: None keeps the workload's. experiment: the figure a run belongs to. label: how the figure
-    calls the run, where the scheme's name is not enough.
+    calls the run, where the scheme's name is not enough. dtype: None is the checkpoint's own.
     """
 
     model: str = "qwen2.5-vl-72b"
@@ -48,6 +48,7 @@ class Scenario:
     slo_ttft_ms: float | None = None
     experiment: str = ""
     label: str = ""
+    dtype: str | None = None
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -67,9 +68,10 @@ class Scenario:
         return self.max_in_flight or self.pp + 1
 
     def cost_model(self) -> CostModel:
+        model = load_model(self.model)
         machine = Machine(
             hardware=load_hardware(self.hardware),
-            model=load_model(self.model),
+            model=replace(model, dtype=self.dtype or model.dtype),
             pp=self.pp,
             tp=self.tp,
             encoders=self.num_encoders,
