@@ -21,14 +21,14 @@ DEPLOYMENTS = {
     "gllm": ("--scheme", "gllm"),
     "gllm-pp4": ("--scheme", "gllm", "--pp", "4", "--maxp", "32"),
     "gllm-tp2": ("--scheme", "gllm", "--tp", "2"),
-    "gllm-pp2-tp2": ("--scheme", "gllm", "--pp", "2", "--tp", "2", "--maxp", "13"),
+    "gllm-pp2-tp2": ("--scheme", "gllm", "--pp", "2", "--tp", "2", "--maxp", "13", "--minp", "8"),
     "gllm-preempting": ("--scheme", "gllm", "--num-kv-blocks", "44", "--page-size", "8"),
     "epd": ("--scheme", "gllm-epd", "--pp", "2"),
     "intra": ("--scheme", "rserve-intra", "--pp", "2", "--embedding-batch-size", "1"),
     "rserve": ("--scheme", "rserve", "--embedding-batch-size", "16"),
-    "rserve-pp4": ("--scheme", "rserve", "--pp", "4", "--maxp", "16", "--embedding-batch-size", "1"),
+    "rserve-pp4": ("--scheme", "rserve", "--pp", "4", "--maxp", "16", "--minp", "8", "--embedding-batch-size", "1"),
     "rserve-tp2-p2p": ("--scheme", "rserve", "--tp", "2", "--embedding-channel", "p2p", "--encoders", "2"),
-    "rserve-throttled": ("--scheme", "rserve", "--pp", "2", "--schedule-method", "token_throttling", "--minp", "8"),
+    "rserve-throttled": ("--pp", "2", "--schedule-method", "token_throttling", "--minp", "8"),
     "rserve-prefix": ("--scheme", "rserve", "--enable-prefix-caching", "--page-size", "4"),
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ def user(*parts: str | Image.Image) -> dict:
 
 
 def conversations() -> list[tuple[list[dict], int]]:
-    """Text only; images first, last, in the middle, consecutive; several turns; 1 to 8 images of mixed sizes."""
+    """Text; images first, last, in the middle, consecutive; several turns; 1 to 8 images of mixed sizes."""
     a, b, c = picture(1, (56, 56)), picture(2, (140, 84)), picture(3, (97, 203))
     many = [picture(10 + i, (28 * (1 + i % 4), 56)) for i in range(8)]
     return [
