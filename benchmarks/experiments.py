@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import overlap_fig20
+from benchmarks.servers import fast_dtype
 
 SIMULATED = tuple(f"fig{number:02d}" for number in (2, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21))
 PAPER_LOADS_1K = ("0.2", "0.6", "1.0", "1.4", "1.8")
@@ -79,10 +80,10 @@ def _paper(options: Options) -> list[list[str]]:
 
 
 def _calibrated(options: Options) -> list[list[str]]:
-    constants = str(options.out / "fitted-cpu.json")
+    constants = str(options.out / "this-machine.json")
     return [
-        ["rserve.cli", "calibrate", "--model", "small", "--out", constants],
-        ["benchmarks.simulated_vs_measured", "--out", str(options.out), "--constants", constants],
+        ["rserve.cli", "calibrate", "--model", "small", "--dtype", fast_dtype(), "-o", constants],
+        ["benchmarks.simulated_vs_measured", "--out", str(options.out), "--costs", constants],
     ]
 
 

@@ -42,13 +42,13 @@ class Parts:
     def bound(self, num_tokens: int, positions: Sequence[int]) -> float:
         """Seconds to first token, at best; positions: of each image's first token.
 
-        Fixed 0.1 s, 1 ms a token, encode 0.2 s, 1,000 tokens, images at 0 and 250: the last image can be
-        there at 0.4 s, after which 750 tokens remain: 1.25 s; the first term gives 1.3 s.
+        Fixed 0.1 s, 1 ms a token, encode 0.2 s, 1,000 tokens, images at 0 and 250: nothing can start before
+        the first image is there, 0.1 + 0.2 + 1.0 = 1.3 s; the second one would allow 0.1 + 0.4 + 0.75.
         """
         images = (
             (index + 1) * self.encode + self.prefill(pos, num_tokens) for index, pos in enumerate(positions)
         )
-        return self.fixed + max(self.prefill(0, num_tokens), *images)
+        return self.fixed + max((self.prefill(0, num_tokens), *images))
 
     def throughput(self, requests: Sequence[tuple[int, int]]) -> float:
         """Input tokens/s at best for requests of (tokens, images): the busier of stage and encoder."""
