@@ -219,7 +219,8 @@ def main(argv: list[str] | None = None) -> int:
     about = json.loads(args.costs.read_text())["about"]
     title = (
         f"`{this.model}` in {this.dtype}, {this.requests} requests of {shape.name}, "
-        f"{pairs[0][0]['hardware']}, commit {results.current_commit()}. Cells: measured / simulated = ratio. {about}"
+        f"{pairs[0][0]['hardware']}, commit {results.current_commit()}. "
+        f"Cells: measured / simulated = ratio. {about}"
     )
     text = table(pairs, title)
     (args.out / f"{EXPERIMENT}.md").write_text(text)
