@@ -19,7 +19,7 @@ from gllm.runtime.loading import ModelPlan, load_encoder
 from gllm.runtime.local_executor import load_local
 
 GREEDY = SamplingParams(temperature=0.0)
-TOKEN = 1000
+TOKEN = 7
 
 
 @dataclass(frozen=True, slots=True)
