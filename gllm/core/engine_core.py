@@ -9,20 +9,16 @@ from collections.abc import Callable
 from gllm.core.batch import BatchResult, MicroBatch, Payload, SampledToken, Work
 from gllm.core.batch_builder import BatchBuilder
 from gllm.core.block_pool import BlockPool
-from gllm.core.budget import Budget, Load
+from gllm.core.budget import Budget
 from gllm.core.core_config import CoreConfig
-from gllm.core.effects import (
-    Effect,
-    ItemReleased,
-    RequestFailed,
-    RequestFinished,
-)
+from gllm.core.effects import Effect, ItemReleased, RequestFailed, RequestFinished
 from gllm.core.embeddings import EmbeddingStore
 from gllm.core.finish import finish_reason
 from gllm.core.item_flow import ItemFlow
 from gllm.core.kv import KvCache
 from gllm.core.request import Request
-from gllm.core.scheduler import Resources, Scheduler, by_arrival
+from gllm.core.residency import Residency
+from gllm.core.scheduler import Resources, Scheduler
 from gllm.core.sequence import Sequence
 from gllm.core.served import Flight, Served
 from gllm.core.stage_encoder import StageEncoder
@@ -50,15 +46,15 @@ class EngineCore:
         self.pool = BlockPool(config.num_blocks)
         self.kv = KvCache(self.pool, config.block_size, config.prefix_caching)
         self.items = ItemFlow(self.tracker, self.kv, stage_encoder)
-        self.scheduler = make_scheduler(config.budget(), self)
         self.builder = BatchBuilder()
         self.requests: dict[str, Served] = {}
+        self.residency = Residency(
+            config, self.kv, self.items, self.builder, self.requests, lambda seq: self.scheduler.update(seq)
+        )
+        self.scheduler = make_scheduler(config.budget(), self.residency)
         self.sequences: dict[int, Sequence] = {}
-        self.holders: dict[int, Sequence] = {}
-        self.decoding: set[int] = set()
         self.flights: OrderedDict[int, Flight] = OrderedDict()
         self.credits_short: str | None = None
-        self.num_preemptions = 0
         self._next_arrival = 0
         self._next_seq_id = 0
         self._just_encoded = False
@@ -229,48 +225,6 @@ class EngineCore:
             self.items.release_passed(self._served(seq))
         return batch
 
-    # -- resources, asked by the scheduler ------------------------------------------------------------
-
-    def schedulable_tokens(self, seq: Sequence) -> int:
-        """max(0, min(ready_until, num_tokens) - num_dispatched) (paper §3.3)."""
-        if seq.finished:
-            return 0
-        ready = self.tracker.ready_until(seq.request.request_id, seq.num_dispatched)
-        return max(0, min(ready, seq.num_tokens) - seq.num_dispatched)
-
-    def reserve(self, seq: Sequence) -> bool:
-        """Whole-prompt reservation; keeps a few blocks free for the growth of those that run."""
-        served = self._served(seq)
-        headroom = max(1, self.pool.num_blocks // 100) if self.holders else 0
-        if not self.kv.reserve(seq, served.digests, headroom):
-            return False
-        self.holders[seq.seq_id] = seq
-        self.items.require(served, seq, seq.num_dispatched)
-        self.items.release_passed(served)
-        return True
-
-    def grow(self, seq: Sequence) -> bool:
-        """Room for one more token; younger sequences that rest are preempted for it."""
-        while not self.kv.grow(seq):
-            victim = self._youngest_after(seq)
-            if victim is None:
-                return False
-            self._preempt(victim)
-        return True
-
-    def is_parked(self, seq: Sequence) -> bool:
-        """True while items of the sequence wait and none of them is with an encoder."""
-        served = self._served(seq)
-        if served.encoding or not served.request.items:
-            return False
-        return self.tracker.is_waiting(served.request_id, seq.num_dispatched)
-
-    def above_watermark(self) -> bool:
-        return self.pool.num_free > self.config.watermark * self.pool.num_blocks
-
-    def load(self, waiting: int) -> Load:
-        return Load(waiting, len(self.decoding), self.pool.num_free, self.pool.num_blocks)
-
     # -- state changes ---------------------------------------------------------------------------------
 
     def _on_token(self, token: SampledToken) -> None:
@@ -282,10 +236,8 @@ class EngineCore:
         reason = finish_reason(token.token_id, seq.num_output, request.sampling, request.eos_token_ids)
         if reason is not None:
             self._finish(seq, reason)
-        elif seq.holds_blocks or self._fork(seq):
-            self.decoding.add(seq.seq_id)
         else:
-            self._restart(seq)
+            self.residency.continues(seq)
 
     def _make_children(self, parent: Sequence) -> list[Sequence]:
         served = self._served(parent)
@@ -299,33 +251,6 @@ class EngineCore:
             children.append(child)
         return children
 
-    def _fork(self, child: Sequence) -> bool:
-        parent = self._served(child).sequences[0]
-        if not parent.holds_blocks:
-            return False
-        copies = self.kv.fork(parent, child)
-        if copies is None:
-            return False
-        self.builder.copy(copies)
-        self.holders[child.seq_id] = child
-        return True
-
-    def _preempt(self, seq: Sequence) -> None:
-        """Take a resting sequence's blocks; it is computed again from its first token (recompute)."""
-        self.num_preemptions += 1
-        self.kv.release(seq.block_table)
-        self.holders.pop(seq.seq_id)
-        self._restart(seq)
-
-    def _restart(self, seq: Sequence) -> None:
-        seq.block_table = []
-        seq.num_dispatched = seq.num_computed = seq.num_cached = 0
-        seq.attempt += 1
-        self.decoding.discard(seq.seq_id)
-        self.builder.forget(seq)
-        self.items.restart(self._served(seq), seq)
-        self.scheduler.update(seq)
-
     def _relieve(self) -> bool:
         """Nothing can run and nothing is in flight: break a hold-and-wait. The oldest never loses.
 
@@ -333,9 +258,7 @@ class EngineCore:
         serial reading for their turn. When that one waits for embedding memory, the youngest gives its up.
         """
         refused = self.scheduler.refused
-        victim = self._youngest_after(refused) if refused is not None else None
-        if victim is not None:
-            self._preempt(victim)
+        if refused is not None and self.residency.preempt_after(refused):
             return True
         if self.scheduler.waiting_tokens and self.credits_short is not None:
             self._drop_embeddings_after(self.requests[self.credits_short].arrival)
@@ -350,10 +273,6 @@ class EngineCore:
             self.items.drop(youngest)
             self._update(youngest)
 
-    def _youngest_after(self, seq: Sequence) -> Sequence | None:
-        resting = (s for s in self.holders.values() if s.in_flight == 0 and by_arrival(s) > by_arrival(seq))
-        return max(resting, key=by_arrival, default=None)
-
     def _end(self, request_id: str, reason: str) -> None:
         served = self.requests[request_id]
         for seq in served.sequences:
@@ -365,7 +284,7 @@ class EngineCore:
     def _finish(self, seq: Sequence, reason: str) -> None:
         seq.finished = True
         self._served(seq).reason = reason
-        self.decoding.discard(seq.seq_id)
+        self.residency.decoding.discard(seq.seq_id)
         self.scheduler.remove(seq)
         self.builder.finish(seq)
 
@@ -374,9 +293,7 @@ class EngineCore:
         served = self.requests.get(seq.request.request_id)
         if served is None or seq.in_flight:
             return
-        if self.holders.pop(seq.seq_id, None) is not None:
-            self.kv.release(seq.block_table)
-            seq.block_table = []
+        self.residency.release(seq)
         if served.is_over:
             self._close_request(served)
         else:
@@ -405,11 +322,11 @@ class EngineCore:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters by name; see docs/operations.md for their meaning."""
-        running = len({seq.request.request_id for seq in self.holders.values()})
+        running = len({seq.request.request_id for seq in self.residency.holders.values()})
         return {
             "requests_running": running,
             "requests_waiting": len(self.requests) - running,
-            "sequences_decoding": len(self.decoding),
+            "sequences_decoding": len(self.residency.decoding),
             "schedulable_tokens": self.scheduler.waiting_tokens,
             "micro_batches_in_flight": len(self.flights),
             "kv_blocks": self.pool.num_blocks,
@@ -418,7 +335,7 @@ class EngineCore:
             "tracker_tokens": self.tracker.tokens_held,
             "tracker_bytes": self.tracker.bytes_held,
             "stale_embeddings_total": self.tracker.num_stale,
-            "preemptions_total": self.num_preemptions,
+            "preemptions_total": self.residency.num_preemptions,
             "prefix_hit_tokens_total": self.kv.num_hit_tokens,
         }
 
@@ -426,7 +343,7 @@ class EngineCore:
         live = [seq for seq in served.sequences if not seq.finished]
         if any(seq.in_flight for seq in served.sequences):
             return "pipeline"
-        if not any(self.schedulable_tokens(seq) for seq in live):
+        if not any(self.residency.schedulable_tokens(seq) for seq in live):
             return "embedding"
         if not any(seq.holds_blocks for seq in live):
             return "kv"

@@ -3,11 +3,12 @@
 Real workers and the simulator write the same events. Timestamps are arguments: nothing here reads a clock.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-KINDS = ("encode", "prefill", "decode", "transfer")
+KINDS = ("encode", "prefill", "decode", "transfer", "bubble")
+COMPUTE_ROW = 1
+FIRST_TRANSFER_ROW = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +28,25 @@ class Span:
     request: str = ""
     args: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def end(self) -> float:
+        return self.start + self.duration
+
+    @property
+    def requests(self) -> tuple[str, ...]:
+        """The requests one by one."""
+        return tuple(name for name in self.request.split(",") if name)
+
 
 def trace_events(spans: Iterable[Span], ranks: Iterable[str]) -> list[dict[str, object]]:
-    """Complete events ("X", microseconds) after one process_name event per rank; pid is the rank's index."""
-    pids = {rank: pid for pid, rank in enumerate(ranks)}
-    events: list[dict[str, object]] = [
-        {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": rank}}
-        for rank, pid in pids.items()
-    ]
+    """Complete events ("X", microseconds) after one process_name event per rank; pid is the rank's place.
+
+    Both begin at 1: viewers keep process and thread 0 for an idle processor. Transfers, of which several
+    can be under way, stand in rows of their own below the rank.
+    """
+    pids = {rank: pid for pid, rank in enumerate(ranks, start=1)}
+    events = [name_event(rank, pid) for rank, pid in pids.items()]
+    rows = _Rows()
     for span in spans:
         events.append(
             {
@@ -42,15 +54,38 @@ def trace_events(spans: Iterable[Span], ranks: Iterable[str]) -> list[dict[str, 
                 "name": span.name,
                 "cat": span.kind,
                 "pid": pids[span.rank],
-                "tid": 1 if span.kind == "transfer" else 0,
-                "ts": round(span.start * 1e6, 3),
-                "dur": round(span.duration * 1e6, 3),
+                "tid": rows.of(span),
+                "ts": microseconds(span.start),
+                "dur": microseconds(span.duration),
                 "args": {"request": span.request, "kind": span.kind, **span.args},
             }
         )
     return events
 
 
-def trace_json(spans: Iterable[Span], ranks: Iterable[str]) -> str:
-    """The text of a trace file: {"traceEvents": [...]}."""
-    return json.dumps({"traceEvents": trace_events(spans, ranks), "displayTimeUnit": "ms"})
+def name_event(name: str, pid: int) -> dict[str, object]:
+    """Names a process, a group of rows in a viewer."""
+    return {"ph": "M", "name": "process_name", "pid": pid, "tid": COMPUTE_ROW, "args": {"name": name}}
+
+
+def microseconds(seconds: float) -> float:
+    """The unit of trace files, to a nanosecond."""
+    return round(seconds * 1e6, 3)
+
+
+class _Rows:
+    """Gives each span a row (tid) of its rank in which no other span is at that time."""
+
+    def __init__(self) -> None:
+        self._free_from: dict[str, list[float]] = {}
+
+    def of(self, span: Span) -> int:
+        if span.kind != "transfer":
+            return COMPUTE_ROW
+        ends = self._free_from.setdefault(span.rank, [])
+        for row, end in enumerate(ends):
+            if end <= span.start:
+                ends[row] = span.end
+                return FIRST_TRANSFER_ROW + row
+        ends.append(span.end)
+        return FIRST_TRANSFER_ROW + len(ends) - 1

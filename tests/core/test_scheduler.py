@@ -142,7 +142,7 @@ def test_the_younger_of_two_is_preempted_and_has_its_released_image_encoded_agai
     core.on_request(request("young", 30, (0, 20), max_tokens=30))
     core.on_embeddings("young", 0, 0, range(20))
     effects = []
-    while core.num_preemptions == 0:
+    while core.residency.num_preemptions == 0:
         finish(core, batch(core))
         effects += core.take_effects()
     assert core.sequences[0].num_tokens > core.sequences[1].num_tokens

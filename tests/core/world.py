@@ -223,18 +223,18 @@ class World:
                 for position in range(max(chunk.start, item.offset), min(chunk.end, item.end)):
                     assert row + position - chunk.start in covered
             row += chunk.length
-        used = [b for s in self.core.holders.values() for b in s.block_table]
+        used = [b for s in self.core.residency.holders.values() for b in s.block_table]
         if not self.setup.prefix_caching and all(len(o) <= 1 for o in self.outputs.values()):
             assert len(used) == len(set(used))
 
     def check_empty(self) -> None:
         """Nothing is left behind when everything has ended."""
-        assert not self.core.requests and not self.core.sequences and not self.core.holders
+        assert not self.core.requests and not self.core.sequences and not self.core.residency.holders
         assert self.core.pool.num_free == self.setup.num_blocks
         assert self.core.tracker.tokens_held == 0 and not self.core.tracker.entries
         assert self.dispatcher.arena.num_free == self.setup.arena, self.dispatcher._reserved
         assert self.core.scheduler.waiting_tokens == 0
-        assert not self.core.decoding and not self.core.kv._keys
+        assert not self.core.residency.decoding and not self.core.kv._keys
 
     # -- whole runs --------------------------------------------------------------------------------------
 

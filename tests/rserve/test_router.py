@@ -79,7 +79,7 @@ async def test_a_preempted_request_has_its_pixels_fetched_again():
         sources = [world.ask(request) for request in asked]
         await world.until(lambda: len(world.ended) == 3)
         assert set(world.ended.values()) == {"length"}
-        assert world.core.num_preemptions > 0
+        assert world.core.residency.num_preemptions > 0
         assert max(len(source.asked) for source in sources) > 2
         await world.until(lambda: not world.router._requests)
         await asyncio.sleep(0.01)
