@@ -9,7 +9,7 @@ from rserve.calibration.stopwatch import Stopwatch
 from rserve.runtime.step_bench import Span, StageBench
 from rserve.sim.calibrate import StagePoint
 
-PREFILLS = (32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)
+PREFILLS = (32, 64, 128, 192, 256, 384, 512, 1024, 2048)
 CONTEXTS = ((32, 1024), (128, 512), (128, 1024), (512, 1024))
 TOGETHER = ((4, 32), (4, 64))
 DECODES = (1, 2, 4, 8, 16)
