@@ -1,5 +1,7 @@
 """Opens the two ends of the embedding channel that the configuration names."""
 
+import logging
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -14,6 +16,7 @@ from rserve.runtime.embedding_channel import EmbeddingReceiver, EmbeddingSender
 from rserve.runtime.point_to_point import ENCODER, PointToPointReceiver, PointToPointSender, join
 from rserve.runtime.shared_memory import Announce, SharedMemoryReceiver, SharedMemorySender
 
+LOG = logging.getLogger("rserve")
 STORE_TIMEOUT = timedelta(minutes=10)
 
 
@@ -50,4 +53,10 @@ def open_sender(
         store = dist.TCPStore(spec.host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
         return join(store, index, epoch, ENCODER)
 
-    return PointToPointSender(open_group, announce)
+    return PointToPointSender(open_group, announce, _leave)
+
+
+def _leave(error: RuntimeError) -> None:
+    """An encoder that can't send is of no use: it ends, so that its work goes to another."""
+    LOG.error("the embedding channel broke: %s", str(error).splitlines()[0])
+    os._exit(1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gllm.core.effects import Effect
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
-from rserve.runtime.shared_memory import Announce, EpdDriven, hand_over
+from rserve.runtime.shared_memory import Announce, Landing, hand_over
 
 LOG = logging.getLogger("rserve")
 JOIN_TIMEOUT = timedelta(minutes=10)
@@ -37,9 +37,15 @@ def join(store: dist.Store, encoder: int, epoch: int, rank: int) -> dist.Process
 class PointToPointSender:
     """Announces a batch, then sends its embeddings in order from a thread of its own."""
 
-    def __init__(self, open_group: Callable[[], dist.ProcessGroup], announce: Announce) -> None:
-        """open_group: joins the driver; called in the thread."""
+    def __init__(
+        self,
+        open_group: Callable[[], dist.ProcessGroup],
+        announce: Announce,
+        on_broken: Callable[[RuntimeError], None],
+    ) -> None:
+        """open_group: joins the driver; on_broken: the driver can't be reached; both called in the thread."""
         self._announce = announce
+        self._on_broken = on_broken
         self._open_group = open_group
         self._waiting: queue.SimpleQueue[Sequence[Tensor] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
@@ -55,10 +61,13 @@ class PointToPointSender:
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        group = self._open_group()
-        while (embeddings := self._waiting.get()) is not None:
-            for embedding in embeddings:
-                group.send([embedding], DRIVER, NO_TAG).wait()
+        try:
+            group = self._open_group()
+            while (embeddings := self._waiting.get()) is not None:
+                for embedding in embeddings:
+                    group.send([embedding], DRIVER, NO_TAG).wait()
+        except RuntimeError as error:
+            self._on_broken(error)
 
 
 class _Lane:
@@ -141,7 +150,7 @@ class PointToPointReceiver:
         if not is_reported:
             self._on_event(message)
 
-    def drain(self, core: EpdDriven) -> None:
+    def drain(self, core: Landing) -> None:
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:

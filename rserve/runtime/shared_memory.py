@@ -8,14 +8,15 @@ from typing import Protocol
 from torch import Tensor
 
 from gllm.core.effects import Effect
-from gllm.runtime.executor import DrivenCore
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 
 Announce = Callable[[object], None]
 
 
-class EpdDriven(DrivenCore, Protocol):
-    """A core that can lose encoders."""
+class Landing(Protocol):
+    """What a receiver tells a core."""
+
+    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Tensor) -> bool: ...
 
     def on_encoder_lost(self, items: list[tuple[str, int, int]]) -> None: ...
 
@@ -61,7 +62,7 @@ class SharedMemoryReceiver:
         """What was announced is in place and stays valid."""
         self._events.append(message)
 
-    def drain(self, core: EpdDriven) -> None:
+    def drain(self, core: Landing) -> None:
         while self._events:
             hand_over(core, self._events.popleft(), self._arena)
 
@@ -72,7 +73,7 @@ class SharedMemoryReceiver:
         os.close(self._wake)
 
 
-def hand_over(core: EpdDriven, event: EmbeddingsSent | EncoderLost, arena: Tensor) -> None:
+def hand_over(core: Landing, event: EmbeddingsSent | EncoderLost, arena: Tensor) -> None:
     """Tell the core: the embeddings of a batch are there, as views of the arena, or an encoder is gone."""
     match event:
         case EmbeddingsSent():

@@ -64,6 +64,7 @@ class PointToPointEnds:
     """Both ends in this process, over gloo and the driver's store."""
 
     def __init__(self, dtype: torch.dtype) -> None:
+        self.broken: list[RuntimeError] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         fd = self.listener.detach()
@@ -77,7 +78,7 @@ class PointToPointEnds:
             store = dist.TCPStore("127.0.0.1", self.port, None, False, STORE_TIMEOUT, wait_for_workers=False)
             return join(store, encoder, epoch, ENCODER)
 
-        return PointToPointSender(open_group, announce)
+        return PointToPointSender(open_group, announce, self.broken.append)
 
     def close(self) -> None:
         self.receiver.close()
@@ -285,3 +286,14 @@ def test_lost_encoders_leave_no_thread(channel: Channel):
     while num_threads() > before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert num_threads() <= before
+
+
+def test_an_encoder_that_cannot_reach_the_driver_says_so():
+    broken: list[RuntimeError] = []
+
+    def refuse() -> dist.ProcessGroup:
+        raise RuntimeError("connection reset")
+
+    sender = PointToPointSender(refuse, lambda message: None, broken.append)
+    sender.close()
+    assert [str(error) for error in broken] == ["connection reset"]
