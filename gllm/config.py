@@ -75,6 +75,7 @@ class ParallelConfig:
     )
     cpu_affinity: bool = option(False, "pin each rank to cores of its own")
     attention_backend: str = option("auto", "attention kernels", choices=("auto", "flash", "triton", "sdpa"))
+    cuda_graphs: bool = option(True, "replay decodes and small micro-batches from CUDA graphs (GPUs only)")
     launch_mode: str = option(
         "normal",
         "normal: all ranks here; master, slave: several hosts",

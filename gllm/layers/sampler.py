@@ -78,17 +78,19 @@ class RandomRows:
         if not rows:
             return None
         knobs = [row.knobs for _, row in rows]
-        floats = torch.tensor([(k.temperature, k.min_p, k.top_p) for k in knobs], device=device)
+        floats = torch.tensor([(k.temperature, k.min_p, k.top_p) for k in knobs]).to(
+            device, non_blocking=True
+        )
         top_k = [k.top_k if k.top_k > 0 else torch.iinfo(torch.int64).max for k in knobs]
         keys = [noise_key(row.knobs.seed, row.choice, row.position) for _, row in rows]
         widths = [k.top_k if k.top_k > 0 else NUCLEUS_WIDTH for k in knobs]
         return cls(
-            rows=torch.tensor([i for i, _ in rows], device=device),
+            rows=torch.tensor([i for i, _ in rows]).to(device, non_blocking=True),
             temperature=floats[:, :1],
             min_p=floats[:, 1:2] if any(k.min_p > 0 for k in knobs) else None,
-            top_k=torch.tensor(top_k, device=device).unsqueeze(1),
+            top_k=torch.tensor(top_k).to(device, non_blocking=True).unsqueeze(1),
             top_p=floats[:, 2:],
-            keys=torch.tensor(keys, dtype=torch.int32, device=device),
+            keys=torch.tensor(keys, dtype=torch.int32).to(device, non_blocking=True),
             width=max(widths) if rows[0][1].is_cut else None,
         )
 

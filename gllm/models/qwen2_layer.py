@@ -35,7 +35,7 @@ class SampledRows:
         """The last rows of these chunks, in this order."""
         ends = list(accumulate(meta.query_lens))
         index = torch.tensor([ends[chunk] - 1 for chunk in chunks], dtype=torch.int64)
-        return cls(index.to(meta.seq_kv.device), meta.last_tokens(chunks))
+        return cls(index.to(meta.seq_kv.device, non_blocking=True), meta.last_tokens(chunks))
 
 
 @dataclass(frozen=True, slots=True)

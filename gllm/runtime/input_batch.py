@@ -14,6 +14,7 @@ from torch import Tensor
 from gllm.core.batch import Chunk
 from gllm.layers.attention.metadata import AttentionMetadata
 from gllm.runtime.sequence_table import SequenceTable
+from gllm.runtime.staging import Staging
 
 IntArray = NDArray[np.int64]
 
@@ -37,6 +38,7 @@ class InputBuilder:
         self.table = table
         self._block_size = block_size
         self.device = device
+        self.to_device = Staging(device)
 
     def build(self, chunks: Sequence[Chunk], num_decodes: int) -> InputBatch:
         """Inputs of these chunks, decodes first; KeyError where a sequence is unknown to this rank.
@@ -49,12 +51,29 @@ class InputBuilder:
         bounds = np.zeros(len(chunks) + 1, dtype=np.int64)
         np.cumsum(lengths, out=bounds[1:])
         index = np.arange(bounds[-1]) + np.repeat(starts - bounds[:-1], lengths)  # [T], place in the sequence
-        meta = self._metadata(rows, bounds, starts + lengths, num_decodes, self._slots(rows, lengths, index))
-        return InputBatch(
-            num_tokens=int(bounds[-1]),
-            positions=self._to_device(self._positions(chunks, rows, bounds, index)),
-            meta=meta,
+        kv_lens = starts + lengths
+        tables = self.table.block_tables[rows, : -(-int(kv_lens.max()) // self._block_size)]
+        arrays = (
+            self._positions(chunks, rows, bounds, index),
+            self._slots(rows, lengths, index),
+            bounds.astype(np.int32),
+            kv_lens.astype(np.int32),
+            tables,
         )
+        positions, slots, cu_query, seq_kv, block_tables = self.to_device(arrays)
+        meta = AttentionMetadata(
+            query_lens=lengths.tolist(),
+            kv_lens=kv_lens.tolist(),
+            cu_query=cu_query,
+            seq_kv=seq_kv,
+            block_tables=block_tables,
+            slot_mapping=slots,
+            block_size=self._block_size,
+            num_decodes=num_decodes,
+            max_query_len=int(lengths.max()),
+            max_kv_len=int(kv_lens.max()),
+        )
+        return InputBatch(int(bounds[-1]), positions, meta)
 
     def _positions(
         self, chunks: Sequence[Chunk], rows: IntArray, bounds: IntArray, index: IntArray
@@ -72,24 +91,3 @@ class InputBuilder:
         """[T]: where each token's key and value are kept, block * block_size + place in the block."""
         blocks = self.table.block_tables[np.repeat(rows, lengths), index // self._block_size]
         return blocks.astype(np.int64) * self._block_size + index % self._block_size
-
-    def _metadata(
-        self, rows: IntArray, bounds: IntArray, kv_lens: IntArray, num_decodes: int, slots: IntArray
-    ) -> AttentionMetadata:
-        query_lens, longest = np.diff(bounds), int(kv_lens.max())
-        blocks = self.table.block_tables[rows, : -(-longest // self._block_size)]
-        return AttentionMetadata(
-            query_lens=query_lens.tolist(),
-            kv_lens=kv_lens.tolist(),
-            cu_query=self._to_device(bounds.astype(np.int32)),
-            seq_kv=self._to_device(kv_lens.astype(np.int32)),
-            block_tables=self._to_device(blocks),
-            slot_mapping=self._to_device(slots),
-            block_size=self._block_size,
-            num_decodes=num_decodes,
-            max_query_len=int(query_lens.max()),
-            max_kv_len=longest,
-        )
-
-    def _to_device(self, array: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)

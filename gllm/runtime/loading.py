@@ -19,6 +19,7 @@ from gllm.models.registry import Model, create_model, create_vision
 from gllm.models.shape_file import read_shape
 from gllm.models.stage import StageSpec, pipeline_stages
 from gllm.multimodal.preprocessor import load_preprocessor
+from gllm.runtime.cuda_graphs import Limits, StageGraphs
 from gllm.runtime.host_memory import GIB, free_cpu_bytes
 from gllm.runtime.input_batch import InputBuilder
 from gllm.runtime.item_encoder import EncoderPlace, ItemEncoder
@@ -118,7 +119,22 @@ def make_runner(
     layers = KvLayers.of(plan.shape.text, len(model.stage.layers), place.tp, plan.dtype)
     kv = KVCache(layers.shape(num_blocks, block_size), place)
     sampler = TokenSampler(plan.shape.text.vocab_size, place.device) if rank.samples else None
-    return ModelRunner(model, kv, rank, InputBuilder(table, block_size, place.device), sampler)
+    graphs = capture_graphs(plan, model, kv, place, num_blocks)
+    return ModelRunner(model, kv, rank, InputBuilder(table, block_size, place.device), sampler, graphs)
+
+
+def capture_graphs(
+    plan: ModelPlan, model: Model, kv: KVCache, place: Placement, num_blocks: int
+) -> StageGraphs | None:
+    """CUDA graphs of a rank's layers; None on a CPU, with --no-cuda-graphs, or where attention cannot."""
+    backend = create_backend(plan.config.parallel.attention_backend, place, plan.config.cache.page_size)
+    wanted = plan.config.parallel.cuda_graphs and backend.is_capturable
+    if place.device.type != "cuda" or not wanted:
+        return None
+    longest = min(plan.max_model_len, num_blocks * plan.config.cache.page_size)
+    return StageGraphs(
+        model, kv.layers, Limits(longest, plan.shape.text.hidden_size, place.dtype, place.device)
+    )
 
 
 def _fill(plan: ModelPlan, model: HasWeights) -> None:

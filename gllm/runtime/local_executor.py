@@ -10,6 +10,7 @@ from functools import partial
 from threading import BrokenBarrierError
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from gllm.core.batch import BatchResult, EncodeBatch, MicroBatch, Payload
@@ -105,8 +106,10 @@ class LocalExecutor:
             raise
 
 
-def load_local(plan: ModelPlan, num_blocks: int, with_vision: bool = True) -> LocalExecutor:
-    """Load all ranks of a deployment into this process, on its CPU."""
+def load_local(
+    plan: ModelPlan, num_blocks: int, with_vision: bool = True, device: torch.device = CPU
+) -> LocalExecutor:
+    """Load all ranks of a deployment into this process, on one device."""
     pp, tp = plan.config.parallel.pp, plan.config.parallel.tp
     hops = [[deque[Tensor]() for _ in range(tp)] for _ in range(pp + 1)]
     threads = [ThreadTensorParallel.create(tp) for _ in range(pp)] if tp > 1 else []
@@ -115,14 +118,14 @@ def load_local(plan: ModelPlan, num_blocks: int, with_vision: bool = True) -> Lo
     for stage in range(pp):
         ranks = []
         for group, incoming, outgoing in zip(groups[stage], hops[stage], hops[stage + 1]):
-            place = plan.placement(CPU, group)
+            place = plan.placement(device, group)
             model = load_stage(plan, stage, place)
             rank = rank_place(plan, stage, group, QueueLink(incoming, outgoing))
             ranks.append(make_runner(plan, model, rank, place, num_blocks))
         runners.append(ranks)
     encoders = []
     if with_vision and plan.shape.vision is not None:
-        encoders = [load_encoder(plan, plan.placement(CPU, group)) for group in groups[0]]
+        encoders = [load_encoder(plan, plan.placement(device, group)) for group in groups[0]]
 
     def give_up() -> None:
         for group in threads:

@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gllm.core.batch import BatchResult, EmbedRows, MicroBatch
+from gllm.core.batch import BatchResult, MicroBatch
 from gllm.layers.attention.metadata import AttentionMetadata
 from gllm.layers.comm import TensorParallel
 from gllm.layers.kv_cache import KVCache, LayerKV
 from gllm.models.qwen2_layer import SampledRows
+from gllm.runtime.cuda_graphs import StageGraphs
+from gllm.runtime.embedding_rows import EmbeddingRows
 from gllm.runtime.input_batch import InputBatch, InputBuilder
 from gllm.runtime.links import StageLink
 from gllm.runtime.messages import StageBatch
-from gllm.runtime.token_sampler import TokenSampler
+from gllm.runtime.token_sampler import LateTokens, TokenSampler
 
 
 class StageModel(Protocol):
@@ -56,6 +59,22 @@ class RankPlace:
         return self.is_last and self.tp.rank == 0
 
 
+@dataclass(frozen=True, slots=True)
+class LateResult:
+    """A micro-batch that this rank has put into its device's queue; tokens: None where nothing is sampled."""
+
+    batch_id: int
+    tokens: LateTokens | None
+
+    def is_done(self) -> bool:
+        """Whether `get` would not wait for the device."""
+        return self.tokens is None or self.tokens.is_done()
+
+    def get(self) -> BatchResult:
+        """Waits for the tokens."""
+        return BatchResult(self.batch_id, self.tokens.get() if self.tokens is not None else ())
+
+
 class ModelRunner:
     """Runs micro-batches in order: deltas, block copies, layers, and on the last stage the sampler."""
 
@@ -66,14 +85,17 @@ class ModelRunner:
         place: RankPlace,
         inputs: InputBuilder,
         sampler: TokenSampler | None,
+        graphs: StageGraphs | None = None,
     ) -> None:
-        """sampler: given where `place.samples`."""
+        """sampler: given where `place.samples`. graphs: of this model and cache, on a GPU."""
         self.place = place
         self._model = model
         self._kv = kv
         self._inputs = inputs
         self._sampler = sampler
         self._device = inputs.device
+        self._graphs = graphs
+        self._rows = EmbeddingRows(inputs.device)
 
     @torch.inference_mode()
     def run_first(
@@ -84,20 +106,23 @@ class ModelRunner:
         after_input is called once the encoded rows are copied.
         """
         inputs = self._prepare(delta)
-        ids = torch.tensor(batch.token_ids, dtype=torch.int64).to(self._device, non_blocking=True)
+        (ids,) = self._inputs.to_device([np.array(batch.token_ids, dtype=np.int64)])
         hidden = self._model.embed(self.place.tp.broadcast(ids))
-        _merge(hidden, batch.embeds)
+        self._rows.write(hidden, batch.embeds)
         after_input()
         if batch.embeds:
             hidden = self.place.tp.broadcast(hidden)
-        return self._run(delta, inputs, hidden)
+        late = self._run(delta, inputs, hidden)
+        return late.get() if late is not None else None
+
+    def run(self, delta: StageBatch) -> BatchResult | None:
+        """On any other rank: the sampled tokens, on TP rank 0 of the last stage; None elsewhere."""
+        late = self.start(delta)
+        return late.get() if late is not None else None
 
     @torch.inference_mode()
-    def run(self, delta: StageBatch) -> BatchResult | None:
-        """On any other rank: take the input from TP rank 0 or from the stage before, and run this stage.
-
-        The sampled tokens, on TP rank 0 of the last stage; None elsewhere.
-        """
+    def start(self, delta: StageBatch) -> LateResult | None:
+        """As `run`, without waiting for the device. The input is TP rank 0's, or the stage before sent it."""
         inputs = self._prepare(delta)
         if not self.place.is_first:
             return self._run(delta, inputs, self.place.link.receive())
@@ -118,21 +143,22 @@ class ModelRunner:
         self._kv.copy_blocks(delta.copies)
         return self._inputs.build(delta.chunks, delta.num_decodes)
 
-    def _run(self, delta: StageBatch, inputs: InputBatch, hidden: Tensor) -> BatchResult | None:
+    def _run(self, delta: StageBatch, inputs: InputBatch, hidden: Tensor) -> LateResult | None:
+        replayed = self._graphs.run(hidden, inputs) if self._graphs is not None else None
         if not self.place.is_last:
-            self.place.link.send(self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta))
+            if replayed is not None:
+                hidden = replayed.clone()  # the next replay writes where this one did
+            else:
+                hidden = self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta)
+            self.place.link.send(hidden)
             return None
         rows = SampledRows.of(inputs.meta, [choice.chunk_index for choice in delta.samples])
-        hidden = self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta, rows)
+        if replayed is not None:
+            hidden = replayed[rows.index]
+        else:
+            hidden = self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta, rows)
         logits = self._model.logits(hidden) if delta.samples else None
         if self._sampler is None:
             return None
-        tokens = self._sampler.sample(logits, delta) if logits is not None else ()
-        return BatchResult(delta.batch_id, tokens)
-
-
-def _merge(hidden: Tensor, embeds: Sequence[EmbedRows]) -> None:
-    """Overwrite the rows of placeholders in hidden [T, H] with what the encoder made of their items."""
-    for rows in embeds:
-        payload = cast(Tensor, rows.payload)
-        hidden[rows.row : rows.row + rows.length] = payload[rows.start : rows.start + rows.length]
+        tokens = self._sampler.start(logits, delta) if logits is not None else None
+        return LateResult(delta.batch_id, tokens)

@@ -79,6 +79,7 @@ class GroupLink:
         self._previous, self._next = layout.rank - layout.tp, layout.rank + layout.tp
         self._shape = shape
         self._max_in_flight = max_in_flight
+        self._side = torch.cuda.Stream(shape.device) if shape.device.type == "cuda" else None
         self._expected: deque[int] = deque()
         self._receiving: deque[tuple[dist.Work | None, Tensor]] = deque()
         self._sending: deque[tuple[dist.Work | None, Tensor]] = deque()
@@ -101,6 +102,8 @@ class GroupLink:
         if work is not None:
             work.wait()
         self.waited_seconds += time.monotonic() - start
+        if self._side is not None:
+            buffer.record_stream(torch.cuda.current_stream(buffer.device))
         return buffer
 
     def send(self, hidden: Tensor) -> None:
@@ -115,8 +118,9 @@ class GroupLink:
     def _post(self) -> None:
         shape = self._shape
         size = (self._expected.popleft(), shape.hidden_size)
-        buffer = torch.empty(size, dtype=shape.dtype, device=shape.device)
-        self._receiving.append((dist.irecv(buffer, self._previous), buffer))
+        with torch.cuda.stream(self._side):  # on a CPU there is none, and this does nothing
+            buffer = torch.empty(size, dtype=shape.dtype, device=shape.device)
+            self._receiving.append((dist.irecv(buffer, self._previous), buffer))
 
     def _finish_sends(self, most: int) -> None:
         """Wait for the oldest sends until at most so many are under way."""

@@ -7,7 +7,7 @@ from gllm.core.batch import BatchResult
 from gllm.runtime.channels import Inbox
 from gllm.runtime.item_encoder import ItemEncoder
 from gllm.runtime.messages import Shutdown, StageBatch, StageEncode
-from gllm.runtime.model_runner import ModelRunner
+from gllm.runtime.model_runner import LateResult, ModelRunner
 from gllm.runtime.recorder import StepRecorder
 
 
@@ -15,7 +15,8 @@ class Worker:
     """Runs micro-batches (and, on stage 0, its part of encodings) as they are announced.
 
     Announcements that have come are read before each step, so that the transfer of the next micro-batch's
-    hidden states goes on while this one runs.
+    hidden states goes on while this one runs. Tokens that a GPU still computes are waited for only when there
+    is nothing else to start.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class Worker:
         self._on_result = on_result
         self._encoder = encoder
         self._announced: deque[object] = deque()
+        self._late: deque[LateResult] = deque()
 
     def run(self) -> None:
         """Until Shutdown. Raises RuntimeError when a peer is lost."""
         while True:
             if not self._announced:
+                self._deliver(waits=True)
                 self._announce(self._inbox.receive())
             for message in self._inbox.drain():
                 self._announce(message)
@@ -45,6 +48,8 @@ class Worker:
             if isinstance(message, Shutdown):
                 break
             self._execute(message)
+            self._deliver(waits=False)
+        self._deliver(waits=True)
         self._recorder.flush()
         self._runner.close()
 
@@ -53,14 +58,19 @@ class Worker:
             self._runner.place.link.expect(message.num_tokens)
         self._announced.append(message)
 
+    def _deliver(self, waits: bool) -> None:
+        """Pass on results in order: all of them, or those that are there."""
+        while self._late and (waits or self._late[0].is_done()):
+            self._on_result(self._late.popleft().get())
+
     def _execute(self, message: object) -> None:
         start, link = self._recorder.now(), self._runner.place.link
         match message:
             case StageBatch():
                 waited = link.waited_seconds
-                result = self._runner.run(message)
-                if result is not None:
-                    self._on_result(result)
+                late = self._runner.start(message)
+                if late is not None:
+                    self._late.append(late)
                 self._recorder.batch(message, start, link.waited_seconds - waited)
             case StageEncode(grids, frames) if self._encoder is not None:
                 self._encoder.follow(grids, frames)

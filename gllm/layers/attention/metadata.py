@@ -39,7 +39,7 @@ class AttentionMetadata:
     def last_tokens(self, chunks: Sequence[int]) -> AttentionMetadata:
         """The same cache, asked only by the last token of each of these chunks: all of them decodes."""
         device = self.seq_kv.device
-        index = torch.tensor(chunks, dtype=torch.int64, device=device)
+        index = torch.tensor(chunks, dtype=torch.int64).to(device, non_blocking=True)
         kv_lens = [self.kv_lens[chunk] for chunk in chunks]
         return AttentionMetadata(
             query_lens=[1] * len(chunks),

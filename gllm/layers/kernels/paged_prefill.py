@@ -69,7 +69,8 @@ def _prefill(
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, WIDTH], tl.float32)
     end = tl.minimum(kv_len, kv_len - length + start + ROWS)
-    visible = (kv_len - length + start + 1) // KEYS * KEYS  # whole tiles that even the first row sees
+    # Whole tiles that even the first row sees.
+    visible = tl.maximum(kv_len - length + start + 1, 0) // KEYS * KEYS
     for key in range(0, visible, KEYS):
         largest, total, out = _attend(
             largest, total, out, q, k_base, v_base, table, key, end, seen, channel, scale, kv_slot,

@@ -1,0 +1,103 @@
+"""What of the GPU check can be checked without a GPU."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+from benchmarks.gpu.report import Report
+from benchmarks.gpu.shapes import config_json
+from benchmarks.roofline import STEPS, Step, serial_bound_s, step_operations, total
+from gllm.core.model_shape import PRESETS, ModelShape
+from rserve.sim.hardware import load_hardware
+
+SEVEN = PRESETS["qwen2.5-vl-7b"]
+NO_GPU = not torch.cuda.is_available()
+
+
+def little_shape() -> ModelShape:
+    assert SEVEN.vision is not None
+    text = dataclasses.replace(
+        SEVEN.text, num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=151936,
+        intermediate_size=96, mrope_section=(2, 3, 3),
+    )  # fmt: skip
+    vision = dataclasses.replace(
+        SEVEN.vision, depth=2, hidden_size=64, num_heads=4, intermediate_size=96, out_hidden_size=64,
+        fullatt_layers=(1,),
+    )  # fmt: skip
+    return dataclasses.replace(SEVEN, text=text, vision=vision)
+
+
+def report(tmp_path=None) -> Report:
+    return Report("here", tmp_path / "out.jsonl" if tmp_path else None, deadline=float("inf"))
+
+
+@pytest.mark.skipif(not NO_GPU, reason="a GPU is here")
+def test_without_a_gpu_it_says_so_in_one_line_and_fails(capsys):
+    assert gpu_check.main([]) == 1
+    said = capsys.readouterr()
+    assert len(said.err.strip().splitlines()) == 1 and "no CUDA device" in said.err and not said.out
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_config_made_from_a_shape_is_read_as_that_shape(name):
+    shape = PRESETS[name]
+    generation = {"eos_token_id": list(shape.eos_token_ids)}
+    assert ModelShape.from_config(json.loads(json.dumps(config_json(shape))), generation) == shape
+
+
+def test_agreement_with_transformers_holds_and_notices_a_wrong_weight(monkeypatch):
+    from benchmarks.gpu import engine
+
+    good = report()
+    engine.check_agreement(good, torch.device("cpu"), little_shape())
+    assert [row.passed for row in good.rows] == [True]
+
+    def spoiled(source, target):
+        copied(source, target)
+        target.layers[1].mlp.down.weight.zero_()
+
+    copied = engine.copy_weights
+    monkeypatch.setattr(engine, "copy_weights", spoiled)
+    bad = report()
+    engine.check_agreement(bad, torch.device("cpu"), little_shape())
+    assert [row.passed for row in bad.rows] == [False] and bad.failed
+
+
+def test_rows_become_result_lines_and_a_failed_section_does_not_end_the_run(tmp_path):
+    made = report(tmp_path)
+
+    def broken() -> None:
+        raise RuntimeError("out of registers\nmore")
+
+    gpu_check._guarded(made, "kernels", broken)
+    made.goal("7b", "MFU", 0.4, 0.55)
+    made.bounded("kernels", "error", float("nan"), 1.0)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert "out of registers" in lines[0]["note"] and lines[0]["source"] == "measured"
+    assert [row.name for row in made.failed] == ["ran to its end", "error"]
+    assert gpu_check._end(made, on_cpu=False) == 1
+
+
+def test_a_section_after_the_deadline_is_shown_as_not_run():
+    late = Report("here", None, deadline=0.0)
+    gpu_check._guarded(late, "schemes", lambda: pytest.fail("it ran"))
+    assert "NOT RUN" in late.table() and not late.failed
+
+
+def test_operations_are_counted_from_the_shape():
+    prefill = {o.name: o for o in step_operations(SEVEN.text, Step("p", ((0, 2048),)))}
+    assert prefill["gate, up"].flops == pytest.approx(27 * 2 * 2048 * 3584 * 37888, rel=1e-3)
+    assert prefill["attention"].flops == 4 * (2048 * 2049 // 2) * 28 * 3584
+    decode = step_operations(SEVEN.text, Step("d", ((1023, 1),)))
+    weights = SEVEN.text.num_layers * SEVEN.text.params_per_layer + SEVEN.text.embedding_params
+    assert total("d", decode).bytes == pytest.approx(2 * weights, rel=0.02)
+
+
+def test_faster_devices_have_lower_bounds():
+    devices = [load_hardware(name) for name in ("a100-40g-pcie", "h100", "h200")]
+    for step in STEPS:
+        bounds = [serial_bound_s(step_operations(SEVEN.text, step), device) for device in devices]
+        assert bounds == sorted(bounds, reverse=True)
