@@ -44,6 +44,8 @@ class Session:
 
     workload: OverlapWorkload
     servers: dict[str, Server]
+    model: str
+    dtype: str
     out: Path
     seed: int
 
@@ -61,6 +63,8 @@ class Session:
         return {
             "experiment": "overlap",
             "workload": self.workload.name,
+            "model": self.model,
+            "dtype": self.dtype,
             "scheme": scheme,
             "request_rate": rate,
             "max_concurrency": 1 if alone else None,
@@ -94,10 +98,14 @@ def main(argv: list[str] | None = None) -> int:
         plans = [server_plan(scheme, workload, args.dtype, args.model) for scheme in wish.schemes]
         print(f"== {name}: starting {', '.join(plan.shown for plan in plans)}", flush=True)
         with all_running(plans, args.out / "logs") as servers:
-            session = Session(workload, dict(zip(wish.schemes, servers)), args.out, args.seed)
+            model = args.model or workload.model
+            session = Session(
+                workload, dict(zip(wish.schemes, servers)), model, args.dtype, args.out, args.seed
+            )
             check_idle(servers)
             measure(session, wish)
         lines = results.select(results.read_lines([session.file]), experiment="overlap", workload=name)
+        lines = results.select(lines, model=model, dtype=args.dtype)
         failed += sum(line["failed"] for line in lines)
         print(write_table(lines, args.out / f"overlap-{name}.md"))
     for path in figure.draw(results.read_lines([args.out]), args.out / "figures"):
@@ -107,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure(session: Session, wish: Wish) -> None:
     """All points of one workload that are not finished yet."""
-    path = session.out / f"overlap-{session.workload.name}-plan.json"
+    path = session.out / f"overlap-{session.workload.name}-{session.model}-plan.json"
     saved = Saved.read(path)
     if saved is None:
         parts = measure_parts(session)

@@ -19,17 +19,19 @@ from plots.rate_panels import TTFT, csv_rows, draw_panel
 
 
 def draw(lines: Sequence[Line], out_dir: Path) -> list[Path]:
-    """One figure for each machine and workload: bars on the left, curves on the right."""
+    """One figure for each machine, workload and model: bars on the left, curves on the right."""
     return [
         path
         for group in groups(lines, "overlap")
         for workload in group.workloads()
-        for path in _draw(group, workload, out_dir)
+        for model in sorted({str(line["model"]) for line in group.of(workload)})
+        for path in _draw(group, (workload, model), out_dir)
     ]
 
 
-def _draw(group: Group, workload: str, out_dir: Path) -> list[Path]:
-    here = group.of(workload)
+def _draw(group: Group, what: tuple[str, str], out_dir: Path) -> list[Path]:
+    workload, model = what
+    here = select(group.of(workload), model=model)
     alone = select(here, max_concurrency=1)
     loaded = [line for line in here if line["max_concurrency"] is None and math.isfinite(rate_of(line))]
     figure, axes = style.new_figure(2 if loaded else 1)
@@ -42,7 +44,7 @@ def _draw(group: Group, workload: str, out_dir: Path) -> list[Path]:
         style.shared_legend(figure, axes[1:])
     dtype = here[0].get("dtype") or ""
     figure.suptitle(f"TTFT of {workload}, {rows_of.model_title(here)} {dtype}\n{group.suffix}")
-    return style.save(figure, f"overlap_{workload}_{group.slug}", rows, out_dir)
+    return style.save(figure, f"overlap_{workload}-{model}_{group.slug}", rows, out_dir)
 
 
 def _draw_alone(axis: Axes, lines: Sequence[Line]) -> list[dict[str, Any]]:
