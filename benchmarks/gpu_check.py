@@ -74,7 +74,7 @@ def _section(name: str, report: Report, device: torch.device, args: argparse.Nam
         "speed": lambda: _speed(report, device),
         "peer": lambda: _peer(report, device),
         "schemes": lambda: _schemes(report),
-        "calibrate": lambda: _calibrate(report, device),
+        "calibrate": lambda: _calibrate(report, device, args.output_file.with_suffix(".constants.json")),
     }[name]
 
 
@@ -171,10 +171,10 @@ def _schemes(report: Report) -> None:
         measure_schemes(report, "small-vision", flags, Path(folder), pp)
 
 
-def _calibrate(report: Report, device: torch.device) -> None:
+def _calibrate(report: Report, device: torch.device, out: Path) -> None:
     from benchmarks.gpu.servers import calibrate
 
-    calibrate(report, device.type)
+    calibrate(report, device.type, out)
 
 
 def _end(report: Report, on_cpu: bool) -> int:

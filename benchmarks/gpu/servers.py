@@ -62,9 +62,10 @@ def _load(report: Report, scheme: str, base_url: str, out: Path, concurrency: in
     )
 
 
-def calibrate(report: Report, device: str) -> None:
-    """`rserve calibrate`: a constant set for the simulator."""
-    command = [sys.executable, "-m", "rserve.cli", "calibrate", "--device", device]
+def calibrate(report: Report, device: str, out: Path) -> None:
+    """`rserve calibrate`: a constant set for the simulator, written to `out`."""
+    flags = ("--device", device, "--model", "small-vision", "--spend", "0.1", "-o", str(out))
+    command = [sys.executable, "-m", "rserve.cli", "calibrate", *flags]
     known = subprocess.run(
         [sys.executable, "-m", "rserve.cli", "--help"], cwd=ROOT, capture_output=True, text=True
     )

@@ -59,5 +59,5 @@ class KVCache:
         """Copy each pair's first block to its second, in all layers; no block may be both."""
         if not pairs:
             return
-        index = torch.tensor(pairs, dtype=torch.int64, device=self._blocks.device)
+        index = torch.tensor(pairs, dtype=torch.int64).to(self._blocks.device, non_blocking=True)
         self._blocks[:, :, index[:, 1]] = self._blocks[:, :, index[:, 0]]

@@ -61,7 +61,7 @@ class TokenHistory:
         return row, token, self._outputs[slots[row], token]
 
     def _ids(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._outputs.device)
+        return torch.tensor(values, dtype=torch.int64).to(self._outputs.device, non_blocking=True)
 
     def _grow(self) -> int:
         """Double the number of rows (at least 4) and return a free one."""

@@ -117,7 +117,9 @@ class SamplingBatch:
         return cls(
             size=len(rows),
             drawn=tuple(group for g in groups if (group := RandomRows.build(g, device)) is not None),
-            penalised=torch.tensor([i for i, _ in penalised], device=device) if penalised else None,
+            penalised=torch.tensor([i for i, _ in penalised]).to(device, non_blocking=True)
+            if penalised
+            else None,
             penalties=_penalties([row.knobs for _, row in penalised], device) if penalised else None,
             penalised_ids=tuple(row.seq_id for _, row in penalised),
             num_logprobs=max(wanted) if wanted else None,

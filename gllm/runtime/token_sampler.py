@@ -39,7 +39,8 @@ class TokenSampler:
         """The same without waiting. KeyError where a penalised sequence was announced without its tokens."""
         targets = [(index, target) for index, s in enumerate(batch.samples) for target in s.targets]
         if len(targets) > len(batch.samples):
-            logits = logits[torch.tensor([index for index, _ in targets], device=logits.device)]
+            index = torch.tensor([index for index, _ in targets])
+            logits = logits[index.to(logits.device, non_blocking=True)]
         rows = [self._row(batch, batch.samples[index], target) for index, target in targets]
         output = sample(logits, SamplingBatch.build(rows, self._device), self._history)
         self._history.append([target.seq_id for _, target in targets], output.token_ids)
