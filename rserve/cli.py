@@ -71,6 +71,13 @@ def calibrate(argv: list[str]) -> int:
     return measure_machine(argv)
 
 
+def timeline(argv: list[str]) -> int:
+    """Draw a trace file."""
+    from plots.timeline import main as draw
+
+    return draw(argv, "rserve timeline")
+
+
 def simulation(name: str) -> Run:
     """A command of the simulator, which brings its own flags."""
 
@@ -91,7 +98,7 @@ COMMANDS = {
     "simulate": Command("run the scheduler on a simulated machine", simulation("simulate")),
     "paper": Command("simulate the paper's experiments", simulation("paper")),
     "calibrate": Command("measure this machine for the simulator", calibrate),
-    "timeline": Command("draw a trace of a server or a simulation", simulation("timeline")),
+    "timeline": Command("draw a trace of a server or a simulation", timeline),
 }
 
 

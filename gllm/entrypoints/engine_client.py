@@ -25,6 +25,7 @@ from gllm.runtime.messages import (
     RankFailed,
     Stats,
 )
+from gllm.runtime.request_lives import LifeLog, NoLives
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,7 @@ class EngineClient:
     make_router: RouterFactory
     tokens: TokenBytes
     limits: ClientLimits = field(default_factory=ClientLimits)
+    lives: LifeLog = field(default_factory=NoLives)
 
     def __post_init__(self) -> None:
         self._active: dict[str, _Active] = {}
@@ -232,10 +234,12 @@ class EngineClient:
             )
             raise ApiError(429, message, code="queue_full", retry_after=1)
 
-    def submit(self, request: Request, source: PixelSource | None, rule: StopRule) -> RequestStream:
+    def submit(
+        self, request: Request, source: PixelSource | None, rule: StopRule, age_s: float = 0.0
+    ) -> RequestStream:
         """Hand a request to the engine. source: the pixels of its items, None when it has none.
 
-        Raises ApiError as check_room does.
+        age_s: how long ago it was read. Raises ApiError as check_room does.
         """
         self.check_room()
         if source is not None:
@@ -252,6 +256,7 @@ class EngineClient:
             loop = asyncio.get_running_loop()
             active.timer = loop.call_later(self.limits.timeout_s, self._on_timeout, request_id)
         self._active[request_id] = active
+        self.lives.begin(request_id, age_s)
         self.send(AddRequest(request))
         if source is not None:
             self._router.add_request(request, source)
@@ -291,7 +296,7 @@ class EngineClient:
         self.failure = self.failure or message
         for request_id in tuple(self._active):
             self._active[request_id].stream.fail(ApiError(503, message, code="engine_dead"))
-            self._forget(request_id)
+            self._forget(request_id, "error 503")
 
     def on_message(self, message: object) -> None:
         """Handle one message from a rank or an encoder; those about items go on to the router."""
@@ -308,6 +313,7 @@ class EngineClient:
                 self.num_stale_tokens += 1
                 continue
             active.stream.on_token(token)
+            self.lives.token(token.request_id)
             if active.is_driver_done and active.stream.is_over:
                 self._forget(token.request_id)
 
@@ -321,14 +327,14 @@ class EngineClient:
         if effect.reason not in ("stop", "length"):
             active.stream.fail(ApiError(503, f"the engine ended the request: {effect.reason}"))
         if active.stream.is_over:
-            self._forget(effect.request_id)
+            self._forget(effect.request_id, effect.reason)
 
     def _on_failed(self, effect: RequestFailed) -> None:
         active = self._active.get(effect.request_id)
         if active is not None:
             active.stream.fail(ApiError(effect.status, effect.message))
         self._router.on_message(effect)
-        self._forget(effect.request_id)
+        self._forget(effect.request_id, f"error {effect.status}")
 
     def _on_stats(self, stats: Stats) -> None:
         for waiter in self._stats_waiters:
@@ -346,8 +352,10 @@ class EngineClient:
             self.send(AbortRequest(request_id, "timeout"))
             self._router.remove_request(request_id)
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, reason: str = "finished") -> None:
         active = self._active.pop(request_id, None)
-        if active is not None and active.timer is not None:
-            active.timer.cancel()
+        if active is not None:
+            self.lives.end(request_id, reason, active.stream.num_output)
+            if active.timer is not None:
+                active.timer.cancel()
         self._router.remove_request(request_id)

@@ -20,7 +20,7 @@ from gllm.entrypoints.checkpoint_facts import CheckpointFacts
 from gllm.entrypoints.detokenize import TokenBytes
 from gllm.entrypoints.engine_client import ClientLimits, EngineClient
 from gllm.entrypoints.item_router import StageZeroRouter
-from gllm.entrypoints.ports import DriverPort, ItemRouter
+from gllm.entrypoints.ports import DriverPort, ItemRouter, RouterFactory
 from gllm.entrypoints.process_link import ProcessLink
 from gllm.entrypoints.sampling import SamplingLimits
 from gllm.entrypoints.served_model import ServedModel
@@ -185,7 +185,8 @@ def make_engine(
 ) -> EngineClient:
     """A client of a running deployment; start it in the event loop that uses it."""
     link = ProcessLink(deployment.inbox, deployment.outbox("rank0"))
-    return EngineClient(link, lambda port: scheme.make_router(deployment, port), model.tokens, limits)
+    make_router: RouterFactory = lambda port: scheme.make_router(deployment, port)  # noqa: E731
+    return EngineClient(link, make_router, model.tokens, limits, deployment.lives)
 
 
 def watch(deployment: Deployment, engine: EngineClient, on_lost: Callable[[], None]) -> None:

@@ -35,7 +35,8 @@ class ChatServing:
             prompt = await self.processor.prepare_chat(body.chat_prompt())
         try:
             request = self._request(body, prompt, request_id)
-            stream = self.engine.submit(request, prompt if prompt.items else None, rule)
+            source = prompt if prompt.items else None
+            stream = self.engine.submit(request, source, rule, time.perf_counter() - started)
         except Exception:
             await prompt.release()
             raise

@@ -39,7 +39,8 @@ class CompletionServing:
                 for i, prompt in enumerate(prompts)
             ]
         self.engine.check_room(len(requests))
-        streams = [self.engine.submit(request, None, rule) for request in requests]
+        age_s = time.perf_counter() - started
+        streams = [self.engine.submit(request, None, rule, age_s) for request in requests]
         return Generation(request_id, streams, self.engine.limits.prefix_caching, started)
 
     def _request(

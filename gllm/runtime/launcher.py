@@ -17,6 +17,8 @@ from gllm.runtime.channels import Outbox
 from gllm.runtime.hosts import check_hosts, tcp_addresses
 from gllm.runtime.messages import Codec, RankFailed, RankReady, Shutdown
 from gllm.runtime.rank_spec import RankSpec, child_environment, cores_of, threads_per_rank
+from gllm.runtime.recorder import trace_clock
+from gllm.runtime.request_lives import LifeLog, NoLives, RequestLives
 from gllm.runtime.spawner import Exited, Spawner, SpawnerLost
 from gllm.runtime.trace_inbox import TraceInbox
 
@@ -63,6 +65,7 @@ class Deployment:
         self.config = config
         self.codec = codec or Codec()
         self.ready: dict[str, RankReady] = {}
+        self.lives: LifeLog = RequestLives(trace_clock(config.parallel)) if config.server.trace else NoLives()
         self._config_json = config_json
         self._rank_module = rank_module
         parallel = config.parallel
@@ -212,7 +215,7 @@ class Deployment:
         if path is not None:
             for _ in self.inbox.drain():
                 pass  # what the ranks said last
-            self.inbox.write(path)
+            self.inbox.write(path, self.lives.lives())
             LOG.info("wrote %d spans to %s", len(self.inbox.spans), path)
 
     def _expected(self) -> set[str]:

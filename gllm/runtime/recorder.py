@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 
+from gllm.config import ParallelConfig
 from gllm.core.trace import Span
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
 
@@ -10,29 +11,39 @@ SEND_EVERY_S = 1.0
 SPANS_PER_MESSAGE = 256
 
 Send = Callable[[object], None]
+Clock = Callable[[], float]
+
+
+def trace_clock(parallel: ParallelConfig) -> Clock:
+    """The clock of all spans: one that a host's processes share, or among several hosts the time of day."""
+    return time.monotonic if parallel.launch_mode == "normal" else time.time
 
 
 class StepRecorder:
     """Adds up busy time; reports it about once a second, and spans when a trace is wanted.
 
-    Times are those of `time.monotonic`, which all processes of a host share.
+    clock: see trace_clock.
     """
 
-    def __init__(self, name: str, track: str, send_load: Send | None, send_trace: Send | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        track: str,
+        send_load: Send | None,
+        send_trace: Send | None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         """name: of the rank; track: the row of the trace. send_*: where reports go, None for nowhere."""
+        self.now = clock
         self.busy_seconds = 0.0
         self.steps = 0
         self._name = name
         self._track = track
         self._send_load = send_load
         self._send_trace = send_trace
-        self._last_sent = time.monotonic()
+        self._last_sent = clock()
         self._requests: dict[int, str] = {}
         self._spans: list[Span] = []
-
-    def now(self) -> float:
-        """Seconds on the clock of all spans."""
-        return time.monotonic()
 
     def batch(self, batch: StageBatch, start: float, waited: float = 0.0) -> None:
         """A micro-batch has run since `start`, `waited` seconds of which went by before its input came."""
@@ -52,6 +63,13 @@ class StepRecorder:
             args = {"items": num_items, "tokens": num_tokens}
             self._span(f"encode {num_items}", "encode", start, request_id, args)
         self._step(start)
+
+    def transfer(self, sender: str, request_id: str, num_tokens: int, start: float) -> None:
+        """Embeddings that `sender` began to send at `start` have landed here, as seen by this rank."""
+        if self._send_trace is not None:
+            duration = max(0.0, self.now() - start)
+            args = {"tokens": num_tokens}
+            self._spans.append(Span(sender, "embeddings", "transfer", start, duration, request_id, args))
 
     def flush(self) -> None:
         """Send what is not sent yet."""

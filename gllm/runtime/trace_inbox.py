@@ -1,11 +1,13 @@
 """Collects what all processes did, for one trace file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import zmq
 
-from gllm.core.trace import Span, trace_json
+from gllm.core.request_life import RequestLife
+from gllm.core.trace import Span
+from gllm.core.trace_file import trace_json
 from gllm.runtime.channels import Inbox
 from gllm.runtime.messages import Codec, TraceSpans
 
@@ -32,8 +34,8 @@ class TraceInbox(Inbox):
             else:
                 yield message
 
-    def write(self, path: str) -> None:
+    def write(self, path: str, lives: Sequence[RequestLife] = ()) -> None:
         """Write a Chrome trace of all spans so far, in order of their start; one row for each rank."""
         spans = sorted(self.spans, key=lambda span: span.start)
         tracks = sorted({span.rank for span in spans})
-        Path(path).write_text(trace_json(spans, tracks))
+        Path(path).write_text(trace_json(spans, tracks, lives))

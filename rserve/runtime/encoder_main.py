@@ -10,7 +10,7 @@ from gllm.runtime.messages import RankReady
 from gllm.runtime.post import Post
 from gllm.runtime.rank_main import run_guarded
 from gllm.runtime.rank_spec import RankSpec
-from gllm.runtime.recorder import StepRecorder
+from gllm.runtime.recorder import StepRecorder, trace_clock
 from rserve.config import RServeConfig
 from rserve.runtime.channels import arena_shape, open_sender
 from rserve.runtime.encoder_worker import EncoderWorker
@@ -33,7 +33,9 @@ def _live(spec: RankSpec, config: RServeConfig, post: Post, fds: Sequence[int]) 
     encoder = load_encoder(plan, plan.placement(device, SINGLE))
     to_api, to_driver = post.outbox("api").send, post.outbox("rank0").send
     sender = open_sender(config, arena_shape(config, plan), spec, fds, to_driver)
-    recorder = StepRecorder(spec.name, f"encoder {index}", to_driver, to_api if config.server.trace else None)
+    to_trace = to_api if config.server.trace else None
+    clock = trace_clock(config.parallel)
+    recorder = StepRecorder(spec.name, f"encoder {index}", to_driver, to_trace, clock)
     patch_size = plan.shape.vision.patch_size if plan.shape.vision else 0
     worker = EncoderWorker(encoder, sender, recorder, to_api, (index, spec.extra["epoch"], patch_size))
     to_api(RankReady(spec.name, os.getpid()))

@@ -67,5 +67,6 @@ class EncoderWorker:
             message.attempts,
             message.rows,
             message.counts,
+            self._recorder.now(),
         )
         self._sender.send(sent, embeddings)

@@ -25,7 +25,7 @@ class EncodeRequest:
 class EmbeddingsSent:
     """Encoder -> driver: embeddings are in place (shared memory), or about to be sent (point-to-point).
 
-    encoder, epoch: who sends; epoch counts its restarts.
+    encoder, epoch: who sends; epoch counts its restarts. sent_at: when it began, on the clock of traces.
     """
 
     encoder: int
@@ -35,6 +35,7 @@ class EmbeddingsSent:
     attempts: tuple[int, ...]
     rows: tuple[int, ...]
     counts: tuple[int, ...]
+    sent_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rserve.config import RServeConfig
 from rserve.core.epd_core import make_core
 from rserve.runtime.channels import arena_shape, open_receiver
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost, epd_codec
+from rserve.runtime.traced_receiver import TracedReceiver
 
 
 def assemble(config: RServeConfig, rank: Rank, fds: Sequence[int]) -> DriverParts:
@@ -29,6 +30,8 @@ def assemble(config: RServeConfig, rank: Rank, fds: Sequence[int]) -> DriverPart
     handlers: dict[type, Callable[[Any], object]] = {}
     if config.num_encoders and vision is not None:
         receiver = open_receiver(config, shape, rank.device, fds)
+        if config.server.trace:
+            receiver = TracedReceiver(receiver, rank.recorder)
         sources.append(receiver)
         handlers = {
             EmbeddingsSent: receiver.on_sent,

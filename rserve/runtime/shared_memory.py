@@ -14,7 +14,7 @@ Announce = Callable[[object], None]
 
 
 class Landing(Protocol):
-    """What a receiver tells a core."""
+    """What a receiver tells a core that can lose encoders."""
 
     def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Tensor) -> bool: ...
 

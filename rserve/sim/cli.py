@@ -1,4 +1,4 @@
-"""`rserve simulate`, `rserve paper` and `rserve timeline`."""
+"""`rserve simulate` and `rserve paper`."""
 
 import argparse
 import sys
@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
-from gllm.core.model_shape import PRESETS
-from gllm.core.trace import trace_json
+from gllm.core.model_shape import DTYPE_BYTES, PRESETS
+from gllm.core.trace_file import trace_json
 from rserve.core.epd_core import INTRA_READINGS, SCHEMES
 
 from .costs import constant_sets
@@ -29,7 +29,6 @@ def add_parsers(subparsers: Subparsers) -> None:
     """Add the simulator's commands. Each sets `run`: from the parsed arguments to an exit code."""
     _add_simulate(subparsers)
     _add_paper(subparsers)
-    _add_timeline(subparsers)
 
 
 def _add_simulate(subparsers: Subparsers) -> None:
@@ -39,7 +38,12 @@ def _add_simulate(subparsers: Subparsers) -> None:
     machine.add_argument(
         "--model", default="qwen2.5-vl-72b", help=f"{', '.join(PRESETS)}, or a checkpoint folder"
     )
-    machine.add_argument("--hardware", default="h100", choices=list(devices()))
+    machine.add_argument(
+        "--hardware", default="h100", help=f"{', '.join(devices())}, or a file written by `rserve calibrate`"
+    )
+    machine.add_argument(
+        "--dtype", choices=list(DTYPE_BYTES), help="of weights and cache (default: the checkpoint's)"
+    )
     machine.add_argument(
         "--costs", default="clean", help=f"constants: {', '.join(constant_sets())}; A+B lays B over A"
     )
@@ -103,15 +107,6 @@ def _add_paper(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run_paper)
 
 
-def _add_timeline(subparsers: Subparsers) -> None:
-    about = "Draw a trace file as a timeline: one row per rank, one colour per request."
-    parser = subparsers.add_parser("timeline", help=about, description=about)
-    parser.add_argument("trace", type=Path, help="a file written by --trace of simulate or serve")
-    parser.add_argument("-o", "--output", type=Path, help="picture (default: beside the trace)")
-    parser.add_argument("--title", default="", help="default: the file's name")
-    parser.set_defaults(run=run_timeline)
-
-
 def run_simulate(args: argparse.Namespace) -> int:
     try:
         scenarios = scenarios_of(args)
@@ -127,7 +122,7 @@ def run_simulate(args: argparse.Namespace) -> int:
             lines.append({**result.line, "commit": current_commit()})
             print(_summary(result), file=sys.stderr)
             if args.trace:
-                args.trace.write_text(trace_json(result.spans, result.ranks))
+                args.trace.write_text(trace_json(result.spans, result.ranks, result.lives))
     except ValueError as error:
         print(f"rserve simulate: {error}", file=sys.stderr)
         return 2
@@ -156,14 +151,6 @@ def run_paper(args: argparse.Namespace) -> int:
     write_paper(
         args.output, sets, args.num_requests, lambda points: _progress(run_all(points, args.jobs), points)
     )
-    return 0
-
-
-def run_timeline(args: argparse.Namespace) -> int:
-    from plots.timeline import draw
-
-    for path in draw(args.trace, args.output or args.trace.with_suffix(".png"), args.title):
-        print(path)
     return 0
 
 

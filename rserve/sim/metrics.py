@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from math import floor, sqrt
 from statistics import fmean
 
+from gllm.core.request_life import RequestLife
+
 from .workload import SimRequest
 
 PERCENTILES = (90, 95, 99)
@@ -29,6 +31,20 @@ class Outcome:
     @property
     def latency(self) -> float:
         return self.token_times[-1] - self.request.arrival
+
+    @property
+    def life(self) -> RequestLife:
+        """For a trace."""
+        request, times = self.request, self.token_times
+        end = times[-1] if times else request.arrival
+        return RequestLife(
+            request.request_id,
+            request.arrival,
+            end,
+            first_token=times[0] if times else None,
+            reason=self.error or "length",
+            num_tokens=len(times),
+        )
 
     @property
     def itls(self) -> list[float]:

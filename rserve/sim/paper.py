@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from gllm.core.trace import trace_json
+from gllm.core.trace_file import trace_json
 
 from .output import append_lines, current_commit
 from .paper_results import PaperResults
@@ -75,4 +75,4 @@ def write_figure_10(folder: Path) -> None:
     few = replace(base("clean", 4), request_rate=4.0, intra_reading="per-micro-batch")
     for scheme in ("rserve-intra", "rserve"):
         result = simulate(replace(few, scheme=scheme), with_trace=True)
-        (folder / f"fig10-{scheme}.json").write_text(trace_json(result.spans, result.ranks))
+        (folder / f"fig10-{scheme}.json").write_text(trace_json(result.spans, result.ranks, result.lives))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from gllm.core.core_config import CoreConfig
+from gllm.core.request_life import RequestLife
 from gllm.core.trace import Span
 
 from .bounds import bound_throughput, bound_ttft
@@ -28,11 +29,21 @@ class Simulated:
     spans: tuple[Span, ...]
     ranks: tuple[str, ...]
 
+    @property
+    def lives(self) -> list[RequestLife]:
+        """From arrival to the last token, of every request."""
+        return [outcome.life for outcome in self.outcomes]
 
-def simulate(scenario: Scenario, with_trace: bool = False) -> Simulated:
-    """Simulate one scenario. Raises ValueError when its model does not fit its machine."""
+
+def simulate(
+    scenario: Scenario, with_trace: bool = False, requests: Sequence[SimRequest] | None = None
+) -> Simulated:
+    """Simulate one scenario. Raises ValueError when its model does not fit its machine.
+
+    requests: in place of those that the scenario's workload, rate and seed give, such as recorded ones.
+    """
     cost = scenario.cost_model()
-    requests = scenario.requests()
+    requests = scenario.requests() if requests is None else requests
     spans: list[Span] | None = [] if with_trace else None
     clock = VirtualClock()
     driver = make_world(scenario, core_config(scenario, cost), SimulatedPipeline(cost, spans), clock)

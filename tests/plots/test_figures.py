@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from gllm.core.trace import Span, trace_json
+from gllm.core.request_life import RequestLife
+from gllm.core.trace import Span
+from gllm.core.trace_file import trace_json
 from plots import fig10, fig12, fig13, fig16, fig19, fig20, style, table1, timeline
 from plots.__main__ import FIGURES, draw_all, main
 from plots.lines import (
@@ -25,6 +27,7 @@ from plots.lines import (
 )
 from plots.rate_panels import LOG_TTFT, THROUGHPUT, change_note, curves_of, draw_panel, quoted_share
 from plots.slo import coverage, slo_title
+from plots.trace import load
 from tests.plots import sample_lines
 
 
@@ -208,19 +211,48 @@ def make_trace(path: Path) -> Path:
 
 
 def test_a_trace_becomes_bars_by_rank_and_request(tmp_path: Path) -> None:
-    bars, ranks = timeline.load_bars(make_trace(tmp_path / "t.json"))
-    assert ranks == ["stage 0", "encoder 0"]
+    trace = load(make_trace(tmp_path / "t.json"))
+    bars = trace.bars
+    assert trace.ranks == ["encoder 0", "stage 0"]
     assert [(bar.rank, bar.kind, bar.requests) for bar in bars][1] == ("stage 0", "prefill", ("a", "b"))
     assert [bar.start for bar in bars] == pytest.approx([0.0, 0.5, 0.75])
-    assert len(set(timeline.colours_of(bars).values())) == 2
+    assert len(set(timeline.colours_of([trace]).values())) == 2
     rows = rows_in(timeline.draw(tmp_path / "t.json", tmp_path / "out.png"))
     assert [row["requests"] for row in rows] == ["a", "a b", "a"]
+
+
+def test_lives_and_bubbles_of_a_trace_are_read_and_busy_shares_follow(tmp_path: Path) -> None:
+    spans = [Span("stage 0", "b", "prefill", 2.0, 1.0, "a"), Span("stage 0", "b", "prefill", 2.5, 1.0, "b")]
+    lives = [RequestLife("b", 2.0, 5.0, first_token=4.0), RequestLife("a", 1.0, 3.0)]
+    (tmp_path / "t.json").write_text(trace_json(spans, ["stage 0"], lives))
+    trace = load(tmp_path / "t.json")
+    assert [(life.request, life.start, life.end) for life in trace.lives] == [
+        ("a", 0.0, 2.0),
+        ("b", 1.0, 4.0),
+    ]
+    assert trace.lives[1].moments == {"arrival": 1.0, "first prefill": 1.5, "first token": 3.0}
+    assert trace.requests == ["a", "b"] and trace.end == 4.0
+    assert [(bar.start, bar.end) for bar in trace.bars if bar.kind == "bubble"] == [(0.0, 1.0), (2.5, 4.0)]
+    assert trace.busy_share("stage 0") == pytest.approx(1.5 / 4)
+    assert timeline.busy_table(trace) == "stage 0  busy  37.5%  bubbles 2.500 s"
+
+
+def test_the_timeline_command_draws_a_part_and_tells_of_files_it_cannot_draw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_trace(tmp_path / "t.json")
+    assert timeline.main([str(path), "--start", "0.2", "--end", "0.6"]) == 0
+    assert path.with_suffix(".png").exists()
+    assert "stage 0    busy" in capsys.readouterr().out
+    assert timeline.main([str(path), "--start", "9"], "rserve timeline") == 1
+    assert "rserve timeline: nothing happens from 9 s on" in capsys.readouterr().err
+    assert timeline.main([str(tmp_path / "missing.json")]) == 1
 
 
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text('{"traceEvents": []}')
     with pytest.raises(ValueError, match="no complete events"):
-        timeline.load_bars(tmp_path / "t.json")
+        load(tmp_path / "t.json")
 
 
 def test_figure_10_needs_both_traces(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from gllm.core.batch import Chunk, NewSequence
 from gllm.core.core_config import CoreConfig
 from gllm.core.engine_core import EngineCore
 from gllm.core.request import MMItem, Request, SamplingParams
+from gllm.core.request_life import RequestLife
 from gllm.core.stage_encoder import StageEncoder
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
 from gllm.runtime.recorder import StepRecorder
+from gllm.runtime.request_lives import NoLives, RequestLives
 from gllm.runtime.watchdog import Watchdog
 
 
@@ -71,3 +73,23 @@ def test_the_load_is_sent_at_the_end():
     recorder.batch(delta(0, 0), recorder.now())
     recorder.flush()
     assert sent == [RankLoad("rank2", recorder.busy_seconds, 1)]
+
+
+def test_lives_hold_the_first_token_and_the_end_and_those_that_go_on():
+    now = [10.0]
+    log = RequestLives(lambda: now[0])
+    log.begin("a", age_s=0.5)
+    log.begin("b", age_s=0.0)
+    now[0] = 11.0
+    log.token("a")
+    now[0] = 12.0
+    log.token("a")
+    log.end("a", "stop", 2)
+    log.end("a", "again", 2)
+    log.token("a")
+    now[0] = 13.0
+    assert log.lives() == [
+        RequestLife("a", 9.5, 12.0, first_token=11.0, reason="stop", num_tokens=2),
+        RequestLife("b", 10.0, 13.0, reason="unfinished"),
+    ]
+    assert NoLives().lives() == ()
