@@ -97,7 +97,7 @@ def measure_message(watch: Stopwatch) -> float:
 def measure_link() -> tuple[Road, Road]:
     """(point-to-point, all-reduce) between two processes of this host over gloo, one way."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (folder,), nprocs=2, join=True)
+        mp.spawn(_rank, (folder,), nprocs=2, join=True)  # type: ignore[attr-defined, no-untyped-call]
         lines = (Path(folder) / "seconds").read_text().split()
     small, large, reduce_small, reduce_large = map(float, lines)
     sizes = (SMALL * 4, LARGE * 4)
@@ -109,7 +109,7 @@ def measure_link() -> tuple[Road, Road]:
 
 def _rank(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
+    store = dist.FileStore(f"{folder}/store", 2)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=LIMIT)
     seconds = [
         *(_ping_pong(rank, size) for size in (SMALL, LARGE)),
