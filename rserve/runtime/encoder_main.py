@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from gllm.layers.comm import SINGLE
-from gllm.runtime.device import pick_device
+from gllm.runtime.device import pick_encoder_device
 from gllm.runtime.loading import ModelPlan, load_encoder
 from gllm.runtime.messages import RankReady
 from gllm.runtime.post import Post
@@ -29,7 +29,7 @@ def _live(spec: RankSpec, config: RServeConfig, post: Post, fds: Sequence[int]) 
     inbox = post.inbox(spec.name)
     plan = ModelPlan.of(config)
     index = spec.extra["index"]
-    device = pick_device(config.parallel.device, config.parallel.world_size + index)
+    device = pick_encoder_device(config.parallel.device, config.parallel.world_size, index)
     encoder = load_encoder(plan, plan.placement(device, SINGLE))
     to_api, to_driver = post.outbox("api").send, post.outbox("rank0").send
     sender = open_sender(config, arena_shape(config, plan), spec, fds, to_driver)
