@@ -28,12 +28,17 @@ class ItemFlow:
             self.stage_encoder.need(request.request_id, served.arrival, request.items, attempts)
 
     def decide(self, served: Served) -> None:
-        """With prefix caching: ask for the encoding of items in order, once their lookup missed."""
+        """With prefix caching: ask for the encoding of items in order, once their lookup missed.
+
+        A sequence that has its blocks already does not look up again: it computes what follows itself.
+        """
         seq, items = served.sequences[0], served.request.items
         while served.num_decided < len(items) and served.digests[served.num_decided] is not None:
             item = served.num_decided
             served.num_decided += 1
-            cached = self.kv.cached_tokens(seq, served.digests)
+            cached = seq.num_dispatched
+            if not seq.holds_blocks:
+                cached = self.kv.cached_tokens(seq, served.digests)
             covered = self.tracker.cover(served.request_id, cached)
             if covered:
                 self._skip(served, covered)

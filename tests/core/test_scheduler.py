@@ -216,3 +216,17 @@ def test_an_encoder_that_is_lost_has_its_items_asked_for_again_under_a_new_attem
     assert core.take_effects() == [ItemReleased("r", 0, 0), EncodeItems("r", (0,), (1,))]
     assert core.on_embeddings("r", 0, 0, range(20)) is False
     assert core.on_embeddings("r", 0, 1, range(20)) is True
+
+
+def test_a_prefix_that_others_cache_after_a_request_has_its_blocks_spares_no_encoding():
+    core = engine(block_size=4, prefix_caching=True)
+    core.on_request(request("early", 10, (4, 4), max_tokens=1))
+    core.on_encoding("early")
+    batch(core)
+    core.on_request(request("other", 10, (4, 4), max_tokens=1))
+    core.on_item_hash("other", 0, b"cat")
+    core.on_embeddings("other", 0, 0, range(4))
+    finish(core, batch(core))
+    core.take_effects()
+    core.on_item_hash("early", 0, b"cat")
+    assert core.take_effects() == [EncodeItems("early", (0,), (0,))]
