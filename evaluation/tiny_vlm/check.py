@@ -26,10 +26,9 @@ MAX_NEW_TOKENS = 32
 
 @dataclass(frozen=True)
 class Graded:
-    """An example, where its images stood, and what the model said."""
+    """An example and what the model said."""
 
     example: Example
-    placement: str
     said: str
 
     @property
@@ -41,33 +40,34 @@ class Graded:
         """The rows of the report that this example counts in."""
         example = self.example
         form = "letter" if example.options else "free"
+        place = "labelled" if example.question.startswith("Image 1<") else "unlabelled"
         return (
             f"{len(example.images)} image(s)",
             f"{form} {example.kind}",
-            f"placed {self.placement}",
+            place,
             form,
             "all",
         )
 
 
-def held_out(count: int, seed: int = HELD_OUT_SEED) -> Iterator[tuple[Example, str]]:
-    """Examples and their placements: one to four images in turn, options for two thirds of them."""
+def held_out(count: int, seed: int = HELD_OUT_SEED) -> Iterator[Example]:
+    """Examples: one to four images in turn, options for two thirds of them."""
     for index in range(count):
         rng = random.Random(seed + index)
         placement = rng.choice(PLACEMENTS)
         options = 0 if index % 3 == 2 else rng.choice((2, 3, 4, 4, 5))
         style = Style(num_options=options, placement=placement, sizes=EVERY_SIZE)
-        yield make_example(rng, 1 + index % 4, style), placement
+        yield make_example(rng, 1 + index % 4, style)
 
 
 def grade(model_dir: Path, count: int) -> list[Graded]:
     """Ask the model every held-out example."""
     tokenizer = load_tokenizer(str(model_dir))
     graded = []
-    for example, placement in held_out(count):
+    for example in held_out(count):
         reference = reference_generate(model_dir, example.messages(), example.images, MAX_NEW_TOKENS)
         said = tokenizer.decode(list(reference.token_ids), skip_special_tokens=True)
-        graded.append(Graded(example, placement, said))
+        graded.append(Graded(example, said))
     return graded
 
 

@@ -45,6 +45,7 @@ class Mixture:
 
     num_options: numbers of options, each with equal chance. reading_share: chance that a further turn only
     asks for the option that says a given word: it teaches to bind letters to options without a picture.
+    drill_share: share of batches that are text drills (drill.py).
     """
 
     num_images: tuple[int, ...]
@@ -53,6 +54,7 @@ class Mixture:
     num_options: tuple[int, ...] = (2, 3, 4, 4, 4, 5)
     reading_share: float = 0.0
     max_follow_ups: int = 3
+    drill_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,15 +121,9 @@ def mrope_positions(
 
 
 def reading(rng: random.Random, example: Example, num_options: int) -> Example:
-    """A turn about the options alone: the letter of one of them, or "green C, red A" for all of them."""
+    """A turn that asks which option says a given word; the pictures do not matter."""
     pool = rng.choice((COLOUR_NAMES, SHAPE_NAMES, DIGIT_NAMES))
     options = tuple(rng.sample(pool, min(num_options, len(pool))))
-    if rng.random() < 0.6:
-        order = rng.sample(range(len(options)), len(options))
-        lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(options))
-        question = f"Which letter is {', '.join(options[i] for i in order)}?\n{lines}"
-        answer = ", ".join(f"{options[i]} {chr(65 + i)}" for i in order)
-        return replace(example, images=(), kind="letters", question=question, options=(), answer=answer)
     wanted = rng.randrange(len(options))
     question = f"Which option is {options[wanted]}?"
     return replace(
@@ -155,14 +151,19 @@ class DialogueMaker:
                 examples.append(reading(rng, first, rng.choice(mixture.num_options)))
             else:
                 examples.append(follow_up(rng, first, self._style(rng, mixture).num_options))
-        numbered = rng.random() < 0.15
-        turns = [(self._user_text(example, numbered), example.answer) for example in examples]
+        turns = [(self._user_text(example), example.answer) for example in examples]
         return self._build(turns, list(first.images), [self.name_of(example) for example in examples])
+
+    def image_tokens(self, image: Image.Image) -> list[int]:
+        """An image's tokens: its pads between the vision marks."""
+        start, end = self.tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
+        _, height, width = grid_of(image)
+        return [start, *[self.image_pad] * (height * width // MERGE**2), end]
 
     def single(self, example: Example) -> Dialogue:
         """An example as a dialogue of one turn."""
         return self._build(
-            [(self._user_text(example, False), example.answer)], list(example.images), [self.name_of(example)]
+            [(self._user_text(example), example.answer)], list(example.images), [self.name_of(example)]
         )
 
     @staticmethod
@@ -176,15 +177,10 @@ class DialogueMaker:
         return Style(None, options, rng.choice(PLACEMENTS), mixture.sizes)
 
     @staticmethod
-    def _user_text(example: Example, numbered: bool) -> str:
-        """The user turn as the chat template renders it (numbered: with add_vision_id)."""
-        pad = "<|vision_start|><|image_pad|><|vision_end|>"
-        texts = []
-        for number, part in enumerate(example.parts):
-            seen = sum(type(p) is int for p in example.parts[: number + 1])
-            mark = f"Picture {seen}: {pad}" if numbered else pad
-            texts.append(part if type(part) is str else mark)
-        return "".join(texts)
+    def _user_text(example: Example) -> str:
+        """The user turn as the chat template renders it."""
+        mark = "<|vision_start|><|image_pad|><|vision_end|>"
+        return "".join(part if type(part) is str else mark for part in example.parts)
 
     def _build(self, turns: list[tuple[str, str]], images: list[Image.Image], kinds: list[str]) -> Dialogue:
         lead, token_ids, answered = SYSTEM_TURN, [], []
@@ -224,8 +220,10 @@ class DialogueMaker:
         return Batch(
             input_ids=ids,
             position_ids=torch.from_numpy(positions),
-            patches=torch.from_numpy(np.concatenate([patchify(image) for image in images])),
-            grids=torch.tensor([grid_of(image) for image in images]),
+            patches=torch.from_numpy(
+                np.concatenate([np.empty((0, 1176), np.float32), *map(patchify, images)])
+            ),
+            grids=torch.tensor([grid_of(image) for image in images], dtype=torch.long).reshape(-1, 3),
             target_rows=target_rows,
             target_columns=target_columns,
             targets=ids[target_rows, target_columns + 1],

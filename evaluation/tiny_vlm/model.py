@@ -158,7 +158,7 @@ def pair_words(model: Qwen2_5_VLForConditionalGeneration, tokenizer: PreTrainedT
     vocab = tokenizer.get_vocab()
     weight = model.get_input_embeddings().weight
     with torch.no_grad():
-        for token, index in vocab.items():
+        for token, index in sorted(vocab.items()):
             if (
                 token.startswith("\u0120") and token[1:] in vocab
             ):  # U+0120 is how byte-level BPE writes a space

@@ -7,7 +7,7 @@ Its description is exact, so every question about it has one right answer. Needs
     image = draw(rng, PictureSpec(colour="red", thing="circle", width=84, height=56))
     example = make_example(rng, 3, Style(num_options=4, placement="labelled"))
     example.images        # three PIL images
-    example.question      # "Image 1: <image 1>\\nImage 2: <image 2>\\n... What colour is ..."
+    example.question      # "Image 1<image 1>\\nImage 2<image 2>\\n... What colour is ..."
     example.options       # ("red", "blue", "green", "black"); empty when the answer is free
     example.answer        # "B", or the free answer "blue"
     example.prompt_text   # question, options and instruction in MMMU's prompt format
@@ -55,7 +55,7 @@ _DIGIT_ROWS: dict[str, tuple[int, ...]] = {
 }
 
 PLACEMENTS: tuple[str, ...] = ("first", "labelled", "inline")
-UNINSTRUCTED: tuple[str, ...] = ("describe", "list", "letters")  # their question says what to answer
+UNINSTRUCTED: tuple[str, ...] = ("describe", "list")  # their question says what to answer
 _IMAGE_MARK = re.compile(r"<image (\d+)>")
 
 
@@ -84,8 +84,8 @@ class Style:
 
     kind: one of questions.KINDS, or None for a random kind that fits the pictures.
     num_options: multiple-choice options, 0 for a free answer. Kinds that only describe are always free.
-    placement: "first" (images, then the question), "labelled" ("Image 1: ..." before each), "inline"
-        (the question, then the images).
+    placement: "first" (images, then the question), "labelled" ("Image 1" before each), "inline"
+        (the question, then the images). A question that tells images apart by number is always labelled.
     sizes: (width, height) pixels to draw from, one draw for each picture.
     """
 
@@ -212,7 +212,8 @@ def make_example(rng: random.Random, num_images: int, style: Style = Style()) ->
         specs = tuple(random_spec(rng, style.sizes) for _ in range(num_images))
         question = ask(rng, specs, style.kind, style.num_options)
     images = tuple(draw(rng, spec) for spec in specs)
-    placed = place_images(question.text, num_images, style.placement)
+    by_number = num_images > 1 and question.kind != "lookup"
+    placed = place_images(question.text, num_images, "labelled" if by_number else style.placement)
     return Example(images, specs, question.kind, placed, question.options, question.answer)
 
 
@@ -222,7 +223,7 @@ def place_images(text: str, num_images: int, placement: str) -> str:
     if placement == "first":
         return "".join(marks) + text
     if placement == "labelled":
-        return "".join(f"Image {k}: {mark}\n" for k, mark in enumerate(marks, 1)) + text
+        return "".join(f"Image {k}{mark}\n" for k, mark in enumerate(marks, 1)) + text
     if placement == "inline":
         return text + " " + " ".join(marks)
     raise ValueError(f"unknown placement {placement!r}; known: {', '.join(PLACEMENTS)}")

@@ -76,7 +76,7 @@ def _fits(kind: str, pictures: Sequence[Described]) -> bool:
     return True
 
 
-def _phrase(picture: Described) -> str:
+def phrase(picture: Described) -> str:
     """A picture's description with its article: "a red circle", "an orange 7"."""
     return f"{'an' if picture.colour[0] in 'aeiou' else 'a'} {picture.text}"
 
@@ -91,11 +91,11 @@ def _compose(
 ) -> tuple[str, str, tuple[str, ...]]:
     """Text, free answer and the pool of wrong answers of one question."""
     if kind == "list":
-        return "Describe every image.", ", ".join(_phrase(p) for p in pictures), ()
+        return "Describe every image.", ", ".join(phrase(p) for p in pictures), ()
     if kind == "locate":
         index = rng.choice(_unique([p.text for p in pictures]))
         names = tuple(f"image {i + 1}" for i in range(max(len(pictures), 2)))
-        return f"Which image shows {_phrase(pictures[index])}?", names[index], names
+        return f"Which image shows {phrase(pictures[index])}?", names[index], names
     if kind == "lookup":
         index = rng.choice(_unique([p.thing for p in pictures]))
         noun = pictures[index].thing
@@ -108,7 +108,7 @@ def _compose(
     if kind == "colour":
         return f"What colour is the object in {place}?", picture.colour, COLOUR_NAMES
     if kind == "describe":
-        return f"Describe {place}.", _phrase(picture), ()
+        return f"Describe {place}.", phrase(picture), ()
     return f"Which {kind} is in {place}?", picture.thing, pools[kind]
 
 

@@ -24,16 +24,17 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
 )
 
 from evaluation.tiny_vlm.dialogues import EVERY_SIZE, SMALL, Batch, Dialogue, DialogueMaker, Mixture
+from evaluation.tiny_vlm.drill import drill_batch
 from evaluation.tiny_vlm.model import MODEL_FOLDER, new_model, write_tiny_tokenizer
 
 # (share of the training done, what is drawn from there on)
 CURRICULUM: tuple[tuple[float, Mixture], ...] = (
-    (0.00, Mixture((1,), 0.0, SMALL)),
-    (0.12, Mixture((1,), 0.8, SMALL, (3, 4, 5), 0.5)),
-    (0.40, Mixture((1, 1, 2), 0.7, SMALL, (2, 3, 4, 5), 0.15)),
-    (0.55, Mixture((1, 2, 3), 0.6, SMALL, (2, 3, 4, 5), 0.05)),
-    (0.70, Mixture((1, 2, 3, 4), 0.6, SMALL)),
-    (0.80, Mixture((1, 2, 3, 4), 0.6, EVERY_SIZE)),
+    (0.00, Mixture((1,), 0.0, SMALL, drill_share=0.7)),
+    (0.20, Mixture((1, 1, 2), 0.7, SMALL, (2, 3, 4, 5), reading_share=0.1, drill_share=0.5)),
+    (0.40, Mixture((1, 2, 3), 0.7, SMALL, (2, 3, 4, 5), drill_share=0.35)),
+    (0.55, Mixture((1, 2, 3, 4), 0.7, SMALL, drill_share=0.2)),
+    (0.68, Mixture((1, 2, 3, 4), 0.7, EVERY_SIZE, drill_share=0.1)),
+    (0.85, Mixture((1, 2, 3, 4), 0.7, EVERY_SIZE)),
 )
 
 
@@ -64,9 +65,10 @@ def batch_vision_attention(model: Qwen2_5_VLForConditionalGeneration) -> None:
 def answer_logits(model: Qwen2_5_VLForConditionalGeneration, batch: Batch) -> torch.Tensor:
     """Logits [T, vocab] at the places whose next token is an answer token."""
     embeddings = model.get_input_embeddings()(batch.input_ids)
-    vision = model.model.visual(batch.patches, grid_thw=batch.grids).pooler_output
-    images = (batch.input_ids == model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
-    embeddings = embeddings.masked_scatter(images, vision.to(embeddings.dtype))
+    if len(batch.grids):
+        vision = model.model.visual(batch.patches, grid_thw=batch.grids).pooler_output
+        images = (batch.input_ids == model.config.image_token_id).unsqueeze(-1).expand_as(embeddings)
+        embeddings = embeddings.masked_scatter(images, vision)
     hidden = model.model.language_model(
         inputs_embeds=embeddings, position_ids=batch.position_ids, use_cache=False
     ).last_hidden_state
@@ -116,6 +118,9 @@ def accuracy_by_kind(
                 whole = True
         for kind, answer in zip([k for d in dialogues for k in d.kinds], answers):
             right[kind].append(answer)
+    batch = maker.collate(drill_batch(maker, rng, 16))
+    with torch.no_grad():
+        right["drill"] = (answer_logits(model, batch).argmax(-1) == batch.targets).tolist()
     return {kind: sum(values) / len(values) for kind, values in sorted(right.items())}
 
 
@@ -132,8 +137,11 @@ def train(
     begun, losses, pool = time.time(), [], []
     for step in range(options.start, options.steps):
         mixture = mixture_at(step / options.steps)
-        pool = pool or draw_batches(maker, rng, mixture, options.batch)
-        batch = maker.collate(pool.pop())
+        if rng.random() < mixture.drill_share:
+            batch = maker.collate(drill_batch(maker, rng, options.batch))
+        else:
+            pool = pool or draw_batches(maker, rng, mixture, options.batch)
+            batch = maker.collate(pool.pop())
         loss = torch.nn.functional.cross_entropy(answer_logits(model, batch), batch.targets)
         optimizer.zero_grad()
         loss.backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import unicodedata
 from itertools import pairwise
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
-from evaluation.tiny_vlm import check, dialogues, pictures
+from evaluation.tiny_vlm import check, dialogues, drill, pictures
 from evaluation.tiny_vlm.model import MODEL_FOLDER, new_model, sample_texts, special_ids
 from evaluation.tiny_vlm.pictures import PLACEMENTS, PictureSpec, Style, draw, follow_up, make_example
 from evaluation.tiny_vlm.questions import KINDS
@@ -64,6 +65,14 @@ def test_every_example_has_one_right_answer_that_its_pictures_justify(seed, num_
     )
     assert truth(example) == {example.answer_text}
     assert len(set(example.options)) == len(example.options)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_images_that_a_question_counts_are_labelled(placement):
+    for seed in range(20):
+        example = make_example(random.Random(seed), 3, Style(placement=placement))
+        labelled = example.question.startswith("Image 1<image 1>\nImage 2<image 2>\nImage 3<image 3>\n")
+        assert labelled == (example.kind != "lookup" or placement == "labelled")
 
 
 @given(seeds, st.integers(1, 5), st.sampled_from(PLACEMENTS))
@@ -261,6 +270,39 @@ def _lengths(batches: list[list[dialogues.Dialogue]]) -> list[list[int]]:
     return [[len(d.token_ids) for d in batch] for batch in batches]
 
 
+@pytest.mark.parametrize("pictures_shown", [False, True])
+def test_letter_drills_learn_the_letter_of_each_word_or_picture(maker, pictures_shown):
+    drawn = drill.letter_drill(maker, random.Random(3), pictures_shown)
+    learnt = [t for t, answered in zip(drawn.token_ids, drawn.answered) if answered]
+    assert len(drawn.images) == (8 if pictures_shown else 0)
+    assert len(learnt) == (8 if pictures_shown else 24)
+    assert set(maker.tokenizer.decode(learnt)) <= set("ABCDE")
+    if not pictures_shown:
+        first = maker.tokenizer.decode(drawn.token_ids).split("\n(A)")[0]
+        pairs = re.findall(r"\((\w)\) (\w+)\n", first)
+        asked = first.rsplit(")", 1)[1].split("\n")[1]
+        assert re.fullmatch("(" + "|".join(word + letter for letter, word in pairs) + "){8}", asked)
+
+
+def test_place_drills_tell_what_is_in_which_image(maker):
+    drawn = drill.place_drill(maker, random.Random(4))
+    lines = maker.tokenizer.decode(drawn.token_ids).split("\n")
+    assert sum("<|image_pad|>" in line for line in lines) == len(drawn.images)
+    assert sum(": " in line for line in lines) == len(drawn.images)
+
+
+def test_heads_that_look_back_attend_the_token_at_their_offset(tokenizer):
+    model = new_model(MODEL_FOLDER, seed=2).eval()
+    model.set_attn_implementation("eager")
+    ids = torch.randint(0, 400, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first_layer = model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), output_attentions=True
+        ).attentions[0][0]
+    for head, offset in ((0, 2), (1, 3)):
+        assert all(first_layer[head, i].argmax() == i - offset for i in range(5, 40))
+
+
 @pytest.mark.slow
 def test_a_model_learns_one_batch_by_heart(maker):
     model = new_model(MODEL_FOLDER, seed=1)
@@ -328,7 +370,7 @@ def test_the_stored_model_answers_held_out_examples():
 
 
 def test_held_out_examples_cover_one_to_four_images_letters_and_free_answers():
-    examples = [example for example, _ in check.held_out(48)]
+    examples = list(check.held_out(48))
     assert {len(example.images) for example in examples} == {1, 2, 3, 4}
     assert {bool(example.options) for example in examples} == {True, False}
     assert {example.kind for example in examples} == set(KINDS)
@@ -336,6 +378,6 @@ def test_held_out_examples_cover_one_to_four_images_letters_and_free_answers():
 
 def test_the_report_counts_each_example_in_its_groups():
     example = make_example(random.Random(1), 2, Style(kind="colour"))
-    graded = [check.Graded(example, "first", example.answer), check.Graded(example, "first", "Z")]
+    graded = [check.Graded(example, example.answer), check.Graded(example, "Z")]
     table = check.accuracies(graded)
-    assert table["all"] == table["2 image(s)"] == table["letter colour"] == table["placed first"] == (1, 2)
+    assert table["all"] == table["2 image(s)"] == table["letter colour"] == table["labelled"] == (1, 2)
