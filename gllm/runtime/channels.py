@@ -75,5 +75,5 @@ class Outbox:
         self._socket.close()
 
     def discard(self) -> None:
-        """Close and drop what is queued: the receiver is dead, and its successor must not get it."""
+        """Close and drop what is queued: the receiver is dead."""
         self._socket.close(linger=0)

@@ -174,8 +174,9 @@ class Deployment:
             self._outboxes[name] = Outbox(self._context, self.addresses[name], self.codec)
         return self._outboxes[name]
 
-    def discard_outbox(self, name: str) -> None:
-        """Drop what is still queued for a dead process: its successor binds the same address."""
+    def move_inbox(self, name: str, suffix: str) -> None:
+        """Give a process's successor an inbox of its own; what is queued for the dead one reaches nobody."""
+        self.addresses[name] = f"ipc://{self._folder}/{name}.{suffix}"
         outbox = self._outboxes.pop(name, None)
         if outbox is not None:
             outbox.discard()

@@ -56,6 +56,7 @@ class EpdDeployment(Deployment):
         """Start an encoder, or its successor in the next epoch; RankReady says when it can work."""
         epoch = self._epochs[index] = self._epochs.get(index, -1) + 1
         name = encoder_name(index)
+        self.move_inbox(name, str(epoch))
         spec = self.spec(name, -1, len(self.local_ranks) + index)
         extra = {"index": index, "epoch": epoch, "store_port": self._store_port}
         self.outbox("rank0").send(EncoderJoined(index, epoch))
@@ -97,7 +98,6 @@ class EpdDeployment(Deployment):
 
     def _on_exit(self, index: int, exited: Exited) -> bool:
         self.ready.pop(exited.name, None)
-        self.discard_outbox(exited.name)
         return self.on_encoder_exit(index)
 
 
