@@ -164,11 +164,9 @@ def _schemes(report: Report) -> None:
     from benchmarks.gpu.servers import measure_schemes
 
     gpus = torch.cuda.device_count()
-    flags = ("--load-format", "dummy", "--device", "cuda", "--num-kv-blocks", "2048")
-    pp = 2 if gpus >= 3 else 1
-    report.measure("schemes", "GPUs", gpus, "", "encoder and stages in turns" if gpus == 1 else f"pp {pp}")
+    report.measure("schemes", "GPUs", gpus, "", "encoder and language model in turns" if gpus == 1 else "")
     with tempfile.TemporaryDirectory() as folder:
-        measure_schemes(report, "small-vision", flags, Path(folder), pp)
+        measure_schemes(report, "small-vision", gpus, Path(folder))
 
 
 def _calibrate(report: Report, device: torch.device, out: Path) -> None:

@@ -16,24 +16,31 @@ from benchmarks.results import read_lines
 from benchmarks.servers import ROOT, ServerFailed, ServerPlan, running
 
 SCHEMES = ("gllm", "gllm-epd", "rserve-intra", "rserve")
+FLAGS = ("--load-format", "dummy", "--device", "cuda", "--num-kv-blocks", "2048")
 
 
-def measure_schemes(report: Report, model: str, flags: tuple[str, ...], folder: Path, pp: int = 1) -> None:
-    """Eight requests of four pictures each, one after another and all at once, for each scheme."""
-    for scheme in SCHEMES:
+def measure_schemes(report: Report, model: str, gpus: int, folder: Path) -> None:
+    """Eight requests of four pictures each, one after another and all at once, for each scheme.
+
+    With three GPUs or more, rserve also runs with two stages, and with two tensor-parallel ranks.
+    """
+    layouts = [(scheme, 1, 1) for scheme in SCHEMES]
+    if gpus >= 3:
+        layouts += [("rserve", 2, 1), ("rserve", 1, 2)]
+    for scheme, pp, tp in layouts:
+        name = scheme if pp == tp == 1 else f"{scheme}, pp {pp}, tp {tp}"
         if report.seconds_left < 40:
-            report.skip("schemes", scheme, "no time left")
+            report.skip("schemes", name, "no time left")
             continue
-        plan = ServerPlan(model, ("--scheme", scheme, "--pp", str(pp), *flags))
+        plan = ServerPlan(model, ("--scheme", scheme, "--pp", str(pp), "--tp", str(tp), *FLAGS))
         try:
             with running(plan, folder) as server:
-                report.measure("schemes", f"{scheme}: start", server.start_s, "s", plan.shown)
+                report.measure("schemes", f"{name}: start", server.start_s, "s", plan.shown)
                 for concurrency in (1, 8):
-                    _load(
-                        report, scheme, server.base_url, folder / f"{scheme}-{concurrency}.jsonl", concurrency
-                    )
+                    out = folder / f"{scheme}-{pp}-{tp}-{concurrency}.jsonl"
+                    _load(report, name, server.base_url, out, concurrency)
         except ServerFailed as error:
-            report.check("schemes", f"{scheme} starts", False, str(error).splitlines()[-1])
+            report.check("schemes", f"{name} starts", False, str(error).splitlines()[-1])
 
 
 def _load(report: Report, scheme: str, base_url: str, out: Path, concurrency: int) -> None:
