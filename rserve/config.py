@@ -27,7 +27,10 @@ class EpdConfig:
     )
     embedding_gib: float = option(0.5, "memory for embeddings that wait for prefill, in GiB", low=0.0)
     embedding_channel: str = option(
-        "shm", "how embeddings reach the driver", choices=("shm", "p2p"), flags=("--channel",)
+        "shm",
+        "how embeddings reach the driver: shared memory, torch.distributed, or NIXL (extra [nixl])",
+        choices=("shm", "p2p", "nixl"),
+        flags=("--channel",),
     )
     encoder_restarts: int = option(3, "times a lost encoder is started again", low=0)
     encoder_fallback: str = option(

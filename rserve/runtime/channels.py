@@ -38,7 +38,13 @@ def open_receiver(
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT, master_listen_fd=fds[0]
     )
-    return PointToPointReceiver(torch.zeros(shape.rows, shape.hidden_size, dtype=shape.dtype), store)
+    arena = torch.zeros(shape.rows, shape.hidden_size, dtype=shape.dtype)
+    if config.epd.embedding_channel == "nixl":
+        from rserve.runtime.nixl_channel import NixlReceiver  # an optional package
+
+        touch(arena, device)
+        return NixlReceiver(arena, store)
+    return PointToPointReceiver(arena, store)
 
 
 def open_sender(
@@ -49,9 +55,16 @@ def open_sender(
         return SharedMemorySender(map_shared(fds[0], shape), announce)
     index, epoch, port = spec.extra["index"], spec.extra["epoch"], spec.extra["store_port"]
 
+    def find_store() -> dist.Store:
+        return dist.TCPStore(spec.host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+
+    if config.epd.embedding_channel == "nixl":
+        from rserve.runtime.nixl_channel import NixlSender  # an optional package
+
+        return NixlSender(f"encoder{index}.{epoch}", shape, find_store(), announce, _leave)
+
     def open_group() -> dist.ProcessGroup:
-        store = dist.TCPStore(spec.host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
-        return join(store, index, epoch, ENCODER)
+        return join(find_store(), index, epoch, ENCODER)
 
     return PointToPointSender(open_group, announce, _leave)
 

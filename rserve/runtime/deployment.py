@@ -3,7 +3,9 @@
 import dataclasses
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 
+from gllm.config import ConfigError
 from gllm.core.model_shape import DTYPE_BYTES
 from gllm.models.names import resolve_model
 from gllm.models.shape_file import read_shape
@@ -89,6 +91,8 @@ class EpdDeployment(Deployment):
         if self.config.epd.embedding_channel == "shm":
             self._memory = create_shared(num_bytes)
         else:
+            if self.config.epd.embedding_channel == "nixl" and find_spec("nixl") is None:
+                raise ConfigError("--embedding-channel nixl: NIXL is not installed: pip install rserve[nixl]")
             self._store = socket.create_server(("127.0.0.1", 0), backlog=64)
 
     def _channel_fds(self, driver: bool) -> list[int]:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from rserve.runtime.shared_file import create_shared
 from rserve.runtime.shared_memory import SharedMemoryReceiver, SharedMemorySender
 
 ROWS, HIDDEN = 64, 8
+HAS_NIXL = find_spec("nixl") is not None
 
 
 @dataclass
@@ -84,10 +86,38 @@ class PointToPointEnds:
         self.receiver.close()
 
 
+class NixlEnds:
+    """Both ends in this process, over NIXL and a store."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        from rserve.runtime.nixl_channel import NixlReceiver
+
+        self.broken: list[RuntimeError] = []
+        self.shape = ArenaShape(ROWS, HIDDEN, dtype)
+        self.store = dist.HashStore()
+        self.receiver: EmbeddingReceiver = NixlReceiver(torch.zeros(ROWS, HIDDEN, dtype=dtype), self.store)
+
+    def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
+        from rserve.runtime.nixl_channel import NixlSender
+
+        return NixlSender(f"encoder{encoder}.{epoch}", self.shape, self.store, announce, self.broken.append)
+
+    def close(self) -> None:
+        self.receiver.close()
+
+
+Ends = SharedMemoryEnds | PointToPointEnds | NixlEnds
+ENDS: dict[str, Callable[[torch.dtype], Ends]] = {
+    "shm": SharedMemoryEnds,
+    "p2p": PointToPointEnds,
+    "nixl": NixlEnds,
+}
+
+
 class Channel:
     """Encoders and the driver around one channel; announcements wait until they are delivered."""
 
-    def __init__(self, ends: SharedMemoryEnds | PointToPointEnds, dtype: torch.dtype) -> None:
+    def __init__(self, ends: Ends, dtype: torch.dtype) -> None:
         self.ends, self.receiver, self.dtype = ends, ends.receiver, dtype
         self.core = Landed()
         self.announced: list[EmbeddingsSent] = []
@@ -140,13 +170,19 @@ def sent(
     return EmbeddingsSent(encoder, epoch, request, items, (0,) * len(items), rows, counts)
 
 
-@pytest.fixture(params=["shm", "p2p"])
+@pytest.fixture(
+    params=[
+        "shm",
+        "p2p",
+        pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")),
+    ]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 def make(kind: str, dtype: torch.dtype = torch.float32) -> Channel:
-    return Channel(SharedMemoryEnds(dtype) if kind == "shm" else PointToPointEnds(dtype), dtype)
+    return Channel(ENDS[kind](dtype), dtype)
 
 
 @pytest.fixture
@@ -191,7 +227,7 @@ def test_an_encoder_that_has_not_sent_holds_up_no_other(channel: Channel):
     channel.send(second, sent("b", (0,), (8,), encoder=1), 2.0)
     channel.wait_for(1)
     assert channel.core.events == [("b", 0, 0)]
-    if channel.ends.__class__ is SharedMemoryEnds:
+    if channel.ends.__class__ is not PointToPointEnds:
         channel.send(first, sent("a", (0,), (0,)), 1.0)
     else:
         first.send(sent("a", (0,), (0,)), [torch.ones(4, HIDDEN)])
