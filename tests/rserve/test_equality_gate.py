@@ -158,10 +158,17 @@ def test_a_scheme_answers_as_transformers(gate: Gate, case: Case) -> None:
     gate.check(case, config_of(case))
 
 
+@pytest.fixture(scope="module")
+def random_gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
+    made = Gate(make_random_checkpoint(tmp_path_factory.mktemp("random")))
+    yield made
+    made.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EVERYTHING, ids=str)
-def test_every_combination_answers_as_transformers(gate: Gate, case: Case) -> None:
-    gate.check(case, config_of(case))
+def test_every_combination_answers_as_transformers(random_gate: Gate, case: Case) -> None:
+    random_gate.check(case, config_of(case))
 
 
 @pytest.mark.parametrize("name", ["gllm", "gllm-epd", "rserve"])
