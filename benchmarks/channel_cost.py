@@ -181,12 +181,24 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     copied = copy_cost(args.dtype)
     print(f"copy of the rows into a micro-batch's input: {copied:.3f} ms/MB")
+    rows = [
+        f"{results.hardware_name()}, {args.dtype}, commit {results.current_commit()}; copying rows into a "
+        f"micro-batch's input: {copied:.3f} ms/MB",
+        "",
+        "| channel | driver's CPU (ms/MB) | … in a burst | burst (MB/s) | latency of a batch (ms) |",
+        "|---|---|---|---|---|",
+    ]
     for channel in CHANNELS:
         found = measure(channel, args.batches, args.dtype)
         print(
             f"{channel}: driver {found['driver_cpu_ms_per_mb']:.3f} ms CPU/MB "
             f"({found['driver_cpu_ms_per_mb_burst']:.3f} in a burst of {found['burst_mb_per_s']:.0f} MB/s), "
             f"latency of {found['batch_mb']:.2f} MB {found['latency_ms']:.2f} ms"
+        )
+        rows.append(
+            f"| {channel} | {found['driver_cpu_ms_per_mb']:.3f} "
+            f"| {found['driver_cpu_ms_per_mb_burst']:.3f} | {found['burst_mb_per_s']:.0f} "
+            f"| {found['latency_ms']:.2f} ({found['batch_mb']:.2f} MB) |"
         )
         line = {
             "experiment": "channel_cost",
@@ -199,6 +211,7 @@ def main(argv: list[str] | None = None) -> int:
             "commit": results.current_commit(),
         }
         results.append_line(args.out / "costs.jsonl", line)
+    (args.out / "channel-cost.md").write_text("\n".join([*rows, ""]))
     return 0
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.profile_steps --out results
 
-Each step runs alone on one thread (`--threads`), once for its time and once under torch's profiler for its
-parts. The peak is the fastest matrix product of the same run. FLOPs are those of the matrix products of the
-shape; the rest of a step is what a faster implementation could still save.
+Each step runs alone on one thread (`--threads`), several times for its CPU time and once under torch's
+profiler for the shares of its parts. The peak is the fastest matrix product of the same run. FLOPs are those
+of the matrix products of the shape; the rest of a step is what a faster implementation could still save.
 """
 
 from __future__ import annotations
@@ -163,9 +163,11 @@ def _tower_flops(shape: ModelShape) -> float:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    """CPU time of one thread, so that other processes do not count; wall time of several."""
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def main(argv: list[str] | None = None) -> int:

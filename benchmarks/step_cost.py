@@ -2,8 +2,9 @@
 
     python -m benchmarks.step_cost --out results
 
-Requests of 512 tokens wait for KV blocks; four of them fit into a micro-batch, end with it, and are replaced.
-Under `rserve` every one has an image, and those behind the head of the queue wait for its embedding.
+CPU time, so that other processes do not count. Requests of 512 tokens wait for KV blocks; four of them fit
+into a micro-batch, end with it, and are replaced. Under `rserve` every one has an image, and those behind the
+head of the queue wait for its embedding.
 """
 
 from __future__ import annotations
@@ -58,18 +59,18 @@ class Queue:
         """One more request; seconds that its event took."""
         items = (MMItem(0, ITEM),) if self.has_items else ()
         request = Request(str(next(self._ids)), TOKENS, items, SamplingParams(max_tokens=1, temperature=0.0))
-        start = time.perf_counter()
+        start = time.thread_time()
         self.core.on_request(request)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     def encode(self, how_many: int) -> float:
         """The next items in the queue arrive; seconds for each."""
         if not self.has_items:
             return 0.0
-        start = time.perf_counter()
+        start = time.thread_time()
         for _ in range(how_many):
             self.core.on_embeddings(str(next(self.waiting_for_item)), 0, 0, range(ITEM))
-        return (time.perf_counter() - start) / how_many
+        return (time.thread_time() - start) / how_many
 
 
 def measure(scheme: str, waiting: int, steps: int = 300) -> StepCost:
@@ -79,14 +80,14 @@ def measure(scheme: str, waiting: int, steps: int = 300) -> StepCost:
     queue.encode(8)
     step_times, done_times, request_times = [], [], []
     for _ in range(steps):
-        start = time.perf_counter()
+        start = time.thread_time()
         batch = core.step()
-        step_times.append(time.perf_counter() - start)
+        step_times.append(time.thread_time() - start)
         core.take_effects()
         assert isinstance(batch, MicroBatch), "the queue ran dry"
-        start = time.perf_counter()
+        start = time.thread_time()
         core.on_batch_done(_result(batch))
-        done_times.append(time.perf_counter() - start)
+        done_times.append(time.thread_time() - start)
         core.take_effects()
         ended = len(batch.samples)
         added = [queue.add() for _ in range(ended)]
@@ -110,13 +111,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder (default %(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="requests in the queue")
     args = parser.parse_args(argv)
-    print(f"{'scheme':>10} {'waiting':>8} {'step':>9} {'result':>9} {'request':>9}   (median µs)")
+    rows = ["| scheme | waiting | step (µs) | result (µs) | request (µs) |", "|---|---|---|---|---|"]
     for scheme in ("gllm", "rserve"):
         for waiting in args.sizes:
             cost = measure(scheme, waiting)
-            print(
-                f"{scheme:>10} {waiting:>8} {cost.step_us:>9.1f} {cost.done_us:>9.1f} {cost.request_us:>9.1f}"
-            )
+            numbers = (f"{value:.1f}" for value in (cost.step_us, cost.done_us, cost.request_us))
+            rows.append(f"| {scheme} | {waiting:,} | {' | '.join(numbers)} |")
+            print(rows[-1], flush=True)
             line = {
                 "experiment": "step_cost",
                 "source": "measured",
@@ -129,6 +130,8 @@ def main(argv: list[str] | None = None) -> int:
                 "commit": results.current_commit(),
             }
             results.append_line(args.out / "costs.jsonl", line)
+    title = f"{results.hardware_name()}, commit {results.current_commit()}; medians"
+    (args.out / "step-cost.md").write_text("\n".join([title, "", *rows, ""]))
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import index_page, run_all
+from benchmarks import index_page, publish, run_all
 from benchmarks.experiments import EXPERIMENTS, Experiment, Options, chosen
 from benchmarks.peer_targets import HttpTarget
 from benchmarks.peers import FULL, QUICK, table
@@ -142,3 +142,22 @@ def test_the_table_of_peers_compares_rounds():
         for label, ttft in (("RServe", 50.0), ("transformers", 100.0))
     ]
     assert "0.50 [0.50, 0.50]" in table(lines)
+
+
+def test_publishing_replaces_the_set_and_fills_only_slots_that_have_a_table(tmp_path):
+    run, docs = tmp_path / "run", tmp_path / "docs"
+    (run / "figures").mkdir(parents=True)
+    (docs / "results").mkdir(parents=True)
+    (docs / "results" / "old.png").write_bytes(b"")
+    (run / "paper.md").write_text("| new |\n")
+    for name in ("fig12_simulated-clean-h100", "fig12_simulated-vidur-h100"):
+        (run / "figures" / f"{name}.png").write_bytes(b"")
+    page = (
+        "before\n<!-- table: paper.md -->\nold\n<!-- end -->\n<!-- table: none.md -->\nkept\n<!-- end -->\n"
+    )
+    (docs / "performance.md").write_text(page)
+    assert publish.main(["--results", str(run), "--docs", str(docs)]) == 0
+    names = sorted(path.name for path in (docs / "results").iterdir())
+    assert names == ["README.md", "fig12_simulated-clean-h100.png", "paper.md"]
+    text = (docs / "performance.md").read_text()
+    assert "| new |" in text and "old" not in text and "kept" in text
