@@ -25,6 +25,7 @@ from gllm.runtime.messages import (
     Shutdown,
     Stats,
 )
+from gllm.runtime.recorder import REST_AFTER_MS
 from gllm.runtime.watchdog import Watchdog
 
 
@@ -151,8 +152,11 @@ class Driver:
 
     def _wait(self) -> None:
         """Sleep until an event comes; while requests are served, look every few seconds for stalls."""
-        timeout = int(self._watchdog.interval_s * 1000) if self._core.has_work else None
-        self._poller.poll(timeout)
+        if self._core.has_work:
+            self._poller.poll(int(self._watchdog.interval_s * 1000))
+        elif not self._poller.poll(REST_AFTER_MS):
+            self._executor.rest()
+            self._poller.poll()
 
     def _send_stats(self) -> None:
         values = self._core.stats()

@@ -28,6 +28,10 @@ class Executor(Protocol):
         """Encode items of one request, whose MMItems are `items`, together; one payload for each."""
         ...
 
+    def rest(self) -> None:
+        """There is nothing to do for now."""
+        ...
+
 
 class DrivenCore(Protocol):
     """What a driver needs of a core: `gllm.core.engine_core.EngineCore` or one that refines it."""

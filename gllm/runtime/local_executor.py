@@ -78,6 +78,9 @@ class LocalExecutor:
             [partial(encoder.follow, grids, frames) for encoder in followers],
         )
 
+    def rest(self) -> None:
+        """There is nobody to report to."""
+
     def close(self) -> None:
         """End the threads."""
         if self._threads is not None:

@@ -79,6 +79,10 @@ class PipelineExecutor:
         self._recorder.encode(batch.request_id, len(items), batch.num_tokens, start)
         return list(embeddings)
 
+    def rest(self) -> None:
+        """Report what this rank did."""
+        self._recorder.rest()
+
     def close(self) -> None:
         """Let the other ranks end, and wait until they have what was sent to them."""
         self._peers.shut_down()

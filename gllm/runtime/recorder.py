@@ -8,6 +8,8 @@ from gllm.core.trace import Span
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
 
 SEND_EVERY_S = 1.0
+REST_AFTER_MS = 1000
+"""A rank without work for so long calls `rest`."""
 SPANS_PER_MESSAGE = 256
 
 Send = Callable[[object], None]
@@ -37,6 +39,7 @@ class StepRecorder:
         self.now = clock
         self.busy_seconds = 0.0
         self.steps = 0
+        self._steps_sent = 0
         self._name = name
         self._track = track
         self._send_load = send_load
@@ -71,6 +74,11 @@ class StepRecorder:
             args = {"tokens": num_tokens}
             self._spans.append(Span(sender, "embeddings", "transfer", start, duration, request_id, args))
 
+    def rest(self) -> None:
+        """There is nothing to do: send what is not sent yet, so that figures do not lag behind."""
+        if self.steps != self._steps_sent or self._spans:
+            self.flush()
+
     def flush(self) -> None:
         """Send what is not sent yet."""
         if self._send_load is not None:
@@ -78,6 +86,7 @@ class StepRecorder:
         if self._send_trace is not None and self._spans:
             self._send_trace(TraceSpans(tuple(self._spans)))
         self._spans = []
+        self._steps_sent = self.steps
         self._last_sent = self.now()
 
     def _span(self, name: str, kind: str, start: float, request: str, args: Mapping[str, object]) -> None:

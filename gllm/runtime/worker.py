@@ -8,7 +8,7 @@ from gllm.runtime.channels import Inbox
 from gllm.runtime.item_encoder import ItemEncoder
 from gllm.runtime.messages import Shutdown, StageBatch, StageEncode
 from gllm.runtime.model_runner import LateResult, ModelRunner
-from gllm.runtime.recorder import StepRecorder
+from gllm.runtime.recorder import REST_AFTER_MS, StepRecorder
 
 
 class Worker:
@@ -41,7 +41,7 @@ class Worker:
         while True:
             if not self._announced:
                 self._deliver(waits=True)
-                self._announce(self._inbox.receive())
+                self._announce(self._next())
             for message in self._inbox.drain():
                 self._announce(message)
             message = self._announced.popleft()
@@ -52,6 +52,13 @@ class Worker:
         self._deliver(waits=True)
         self._recorder.flush()
         self._runner.close()
+
+    def _next(self) -> object:
+        message = self._inbox.receive(REST_AFTER_MS)
+        if message is None:
+            self._recorder.rest()
+            message = self._inbox.receive()
+        return message
 
     def _announce(self, message: object) -> None:
         if isinstance(message, StageBatch):

@@ -8,7 +8,7 @@ from gllm.runtime.item_encoder import ItemEncoder
 from gllm.runtime.messages import Shutdown
 from gllm.runtime.pixel_inbox import as_pictures
 from gllm.runtime.rank_main import one_line
-from gllm.runtime.recorder import Send, StepRecorder
+from gllm.runtime.recorder import REST_AFTER_MS, Send, StepRecorder
 from rserve.runtime.embedding_channel import EmbeddingSender
 from rserve.runtime.messages import BatchEncoded, BatchFailed, EmbeddingsSent, EncodeRequest
 
@@ -33,7 +33,7 @@ class EncoderWorker:
 
     def run(self, inbox: Inbox) -> None:
         """Until Shutdown."""
-        while (received := inbox.receive_frames(None)) is not None:
+        while (received := self._next(inbox)) is not None:
             message, frames = received
             match message:
                 case Shutdown():
@@ -44,6 +44,13 @@ class EncoderWorker:
                     raise ValueError(f"an encoder does not understand {type(message).__name__}")
         self._sender.close()
         self._recorder.flush()
+
+    def _next(self, inbox: Inbox) -> tuple[object, Sequence[memoryview]] | None:
+        received = inbox.receive_frames(REST_AFTER_MS)
+        if received is None:
+            self._recorder.rest()
+            received = inbox.receive_frames()
+        return received
 
     def _serve(self, message: EncodeRequest, frames: Sequence[memoryview]) -> None:
         try:

@@ -35,6 +35,7 @@ class FakeExecutor:
     def __init__(self, answers: bool = True) -> None:
         self.batches: list[MicroBatch] = []
         self.encodes: list[EncodeBatch] = []
+        self.rested = threading.Event()
         self._answers = answers
 
     def submit(
@@ -47,6 +48,9 @@ class FakeExecutor:
     def encode(self, batch: EncodeBatch, items: Sequence[MMItem]) -> list[Payload]:
         self.encodes.append(batch)
         return [range(item.num_tokens) for item in items]
+
+    def rest(self) -> None:
+        self.rested.set()
 
 
 def result_of(batch: MicroBatch) -> BatchResult:
@@ -126,6 +130,12 @@ def test_a_request_is_run_to_its_end_and_its_tokens_are_sent(served: Served):
 def test_items_that_fail_end_their_request(served: Served):
     served.tell(AddRequest(Request("a", (1, 2, 3), (MMItem(1, 1),))), ItemFailed("a", 0, 400, "corrupt"))
     assert served.hear(RequestFailed) == RequestFailed("a", 400, "corrupt")
+
+
+def test_without_requests_the_executor_may_rest_and_later_ones_are_served(served: Served):
+    assert served.executor.rested.wait(20)
+    served.tell(AddRequest(text("a", max_tokens=1)))
+    assert served.hear(RequestFinished) == RequestFinished("a", "length")
 
 
 def test_counters_are_sent_when_asked_for(served: Served):

@@ -67,6 +67,17 @@ def test_spans_name_their_requests_and_kinds():
     ]
 
 
+def test_a_rank_at_rest_reports_once_what_it_did_last():
+    sent: list[object] = []
+    recorder = StepRecorder("rank2", "stage 2", sent.append, None)
+    recorder.rest()
+    assert sent == []
+    recorder.batch(delta(0, 0), recorder.now())
+    recorder.rest()
+    recorder.rest()
+    assert sent == [RankLoad("rank2", recorder.busy_seconds, 1)]
+
+
 def test_the_load_is_sent_at_the_end():
     sent: list[object] = []
     recorder = StepRecorder("rank2", "stage 2", sent.append, None)
