@@ -2,6 +2,7 @@
 
     words      (A) red\n(B) blue\nblueBredAblueB...                   which letter a word has
     pictures   (A) red\n(B) blue\n<picture>B<picture>A...             which letter a picture has
+    asked      <picture>(A) red\n(B) blue...assistant\nA               the same with the options after it
     places     Image 1<picture>\nImage 2<picture>\nimage 2: a red 7...   what is where
 
 Letters, descriptions and numbers of images are learnt: a sixth of a drill's tokens, a fiftieth of questions'.
@@ -36,6 +37,19 @@ def letter_drill(maker: DialogueMaker, rng: random.Random, pictures: bool) -> Di
                 _append(whole, maker, options[index])
             _append(whole, maker, chr(65 + index), learnt=True)
         _append(whole, maker, "\n")
+    return whole
+
+
+def asked_drill(maker: DialogueMaker, rng: random.Random) -> Dialogue:
+    """Five times a picture, options and the mark of an answer, as in a question but for its words."""
+    whole = Dialogue([], [], [], [])
+    for _ in range(5):
+        options = rng.sample(pool := rng.choice(POOLS), rng.choice((2, 3, 4, 5)))
+        index = rng.randrange(len(options))
+        _show(whole, maker, draw(rng, _picture(rng, pool, options[index])))
+        lines = "".join(f"\n({chr(65 + i)}) {option}" for i, option in enumerate(options))
+        _append(whole, maker, lines + "<|im_end|>\n<|im_start|>assistant\n")
+        _append(whole, maker, chr(65 + index), learnt=True)
     return whole
 
 
@@ -77,7 +91,9 @@ def _picture(rng: random.Random, pool: tuple[str, ...], name: str) -> PictureSpe
 
 def drill_batch(maker: DialogueMaker, rng: random.Random, size: int) -> list[Dialogue]:
     """size drills of one sort."""
-    sort = rng.choice(("words", "pictures", "pictures", "pictures", "places", "places"))
+    sort = rng.choice(("words", "pictures", "asked", "asked", "asked", "places"))
     if sort == "places":
         return [place_drill(maker, rng) for _ in range(size)]
+    if sort == "asked":
+        return [asked_drill(maker, rng) for _ in range(size)]
     return [letter_drill(maker, rng, sort == "pictures") for _ in range(size)]

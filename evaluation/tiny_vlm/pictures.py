@@ -55,7 +55,6 @@ _DIGIT_ROWS: dict[str, tuple[int, ...]] = {
 }
 
 PLACEMENTS: tuple[str, ...] = ("first", "labelled", "inline")
-UNINSTRUCTED: tuple[str, ...] = ("describe", "list")  # their question says what to answer
 _IMAGE_MARK = re.compile(r"<image (\d+)>")
 
 
@@ -113,7 +112,7 @@ class Example:
             lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(self.options))
             instruction = "Answer with the option's letter from the given choices directly."
             return f"{self.question}\n{lines}\n\n{instruction}"
-        if self.kind in UNINSTRUCTED:
+        if self.kind == "describe":
             return self.question
         return f"{self.question}\n\nAnswer the question using a single word or phrase."
 

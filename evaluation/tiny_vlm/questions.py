@@ -6,9 +6,8 @@
     lookup    What colour is the circle?                     red (the only circle among the images)
     locate    Which image shows a red circle?                image 2
     describe  Describe image 2.                              a red circle
-    list      Describe every image.                          a red circle, a blue 7
 
-With options, the answer is a letter; "describe" and "list" are always free.
+With options, the answer is a letter; "describe" is always free.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Protocol
 COLOUR_NAMES = ("red", "orange", "yellow", "green", "blue", "purple", "black")
 SHAPE_NAMES = ("circle", "square", "triangle", "diamond", "cross")
 DIGIT_NAMES = tuple("0123456789")
-KINDS = ("colour", "shape", "digit", "lookup", "locate", "describe", "list")
+KINDS = ("colour", "shape", "digit", "lookup", "locate", "describe")
 
 
 class Described(Protocol):
@@ -57,7 +56,7 @@ def ask(
     elif not _fits(kind, pictures):
         return None
     text, answer, wrong = _compose(rng, kind, pictures)
-    if not num_options or kind in ("describe", "list"):
+    if not num_options or kind == "describe":
         return Question(kind, text, (), answer)
     return _with_options(rng, Question(kind, text, (), answer), wrong, num_options)
 
@@ -71,8 +70,6 @@ def _fits(kind: str, pictures: Sequence[Described]) -> bool:
         return len(pictures) > 1 and bool(_unique([p.thing for p in pictures]))
     if kind == "locate":
         return len(pictures) > 1 and bool(_unique([p.text for p in pictures]))
-    if kind == "list":
-        return len(pictures) > 1
     return True
 
 
@@ -90,8 +87,6 @@ def _compose(
     rng: random.Random, kind: str, pictures: Sequence[Described]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Text, free answer and the pool of wrong answers of one question."""
-    if kind == "list":
-        return "Describe every image.", ", ".join(phrase(p) for p in pictures), ()
     if kind == "locate":
         index = rng.choice(_unique([p.text for p in pictures]))
         names = tuple(f"image {i + 1}" for i in range(max(len(pictures), 2)))

@@ -3,6 +3,11 @@
 A curriculum: one small picture with free answers first, then letters to choose, then two to four pictures,
 then all sizes. Loss counts answer tokens only. One core is enough; `--resume` continues from a stored
 checkpoint.
+
+The stored checkpoint was not made by one run of this curriculum: it comes from several resumed runs with
+earlier versions of it, cut short before pictures of all sizes. It measures 0.475 on 200 held-out examples (one
+image 0.60, two 0.54, three 0.44, four 0.32); single 56x56 pictures it reads nearly without error, but for
+letters of shapes and digits. The curriculum has not been run from start to end.
 """
 
 from __future__ import annotations
@@ -30,11 +35,10 @@ from evaluation.tiny_vlm.model import MODEL_FOLDER, new_model, write_tiny_tokeni
 # (share of the training done, what is drawn from there on)
 CURRICULUM: tuple[tuple[float, Mixture], ...] = (
     (0.00, Mixture((1,), 0.0, SMALL, drill_share=0.7)),
-    (0.20, Mixture((1, 1, 2), 0.7, SMALL, (2, 3, 4, 5), reading_share=0.1, drill_share=0.5)),
-    (0.40, Mixture((1, 2, 3), 0.7, SMALL, (2, 3, 4, 5), drill_share=0.35)),
-    (0.55, Mixture((1, 2, 3, 4), 0.7, SMALL, drill_share=0.2)),
-    (0.68, Mixture((1, 2, 3, 4), 0.7, EVERY_SIZE, drill_share=0.1)),
-    (0.85, Mixture((1, 2, 3, 4), 0.7, EVERY_SIZE)),
+    (0.20, Mixture((1, 1, 2), 0.8, SMALL, (2, 3, 4, 5), drill_share=0.6)),
+    (0.40, Mixture((1, 2, 3), 0.7, SMALL, (2, 3, 4, 5), drill_share=0.3)),
+    (0.60, Mixture((1, 2, 3, 4), 0.7, SMALL, drill_share=0.15)),
+    (0.75, Mixture((1, 2, 3, 4), 0.7, EVERY_SIZE, drill_share=0.05)),
 )
 
 
