@@ -119,6 +119,7 @@ class NixlReceiver(SharedMemoryReceiver):
     def __init__(self, arena: Tensor, store: dist.Store) -> None:
         """arena: [rows, hidden_size] in host memory. store: where encoders find it."""
         super().__init__(arena)
+        self._store = store  # serves encoders that come later
         self._agent = make_agent(DRIVER)
         self._registered = self._agent.register_memory(arena)
         self._timers: list[threading.Timer] = []

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,11 @@ class Seen:
         return {e["name"]: e["ts"] for e in mine if e["ph"] == "n"} | {"end": ends}
 
 
-@pytest.fixture(scope="module", params=["shm", "p2p"])
+HAS_NIXL = find_spec("nixl") is not None
+NIXL = pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed"))
+
+
+@pytest.fixture(scope="module", params=["shm", "p2p", NIXL])
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     folder = tmp_path_factory.mktemp("trace")
     trace = folder / "trace.json"
