@@ -111,7 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a rank (default: %(default)s)")
     parser.add_argument(
-        "--token-budget", type=int, default=2048, help="largest micro-batch to measure (default: %(default)s)"
+        "--token-budget", type=int, default=1024, help="largest micro-batch to measure (default: %(default)s)"
     )
     parser.add_argument(
         "--spend", type=float, default=0.6, help="seconds for each point, about (default: %(default)s)"
