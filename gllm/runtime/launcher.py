@@ -24,6 +24,8 @@ from gllm.runtime.trace_inbox import TraceInbox
 
 LOG = logging.getLogger("gllm")
 LAST_WORDS_S = 0.3
+FAR_WORDS_MS = 1000
+"""Spans of ranks on other hosts, whose end is not seen here, come within this time of each other."""
 
 
 class LaunchError(RuntimeError):
@@ -214,7 +216,8 @@ class Deployment:
     def _write_trace(self) -> None:
         path = self.config.server.trace
         if path is not None:
-            for _ in self.inbox.drain():
+            wait_ms = 0 if self.config.parallel.launch_mode == "normal" else FAR_WORDS_MS
+            while self.inbox.receive(wait_ms) is not None:
                 pass  # what the ranks said last
             self.inbox.write(path, self.lives.lives())
             LOG.info("wrote %d spans to %s", len(self.inbox.spans), path)

@@ -55,7 +55,7 @@ def test_two_hosts_give_the_answers_of_one_and_a_trace_on_one_clock(tmp_path: Pa
         expected = [ask(single.url, one) for one in bodies()]
     log, slave_log, trace = tmp_path / "master.log", tmp_path / "slave.log", tmp_path / "trace.json"
     with two_hosts() as (first, second):
-        slave = serve(second, "slave", 1, slave_log)
+        slave = serve(second, "slave", 1, slave_log, "--trace", str(tmp_path / "not-written.json"))
         master = serve(first, "master", 0, log, "--trace", str(trace))
         try:
             wait_until_ready(master, log)
