@@ -23,7 +23,9 @@ ALLOWED = {
     "gllm.entrypoints": {"gllm"},
     "rserve.core": {"rserve.core", "gllm.core"},
     "rserve.sim": {"rserve.sim", "rserve.core", "gllm.core"},
-    "rserve.calibration": {"rserve.calibration", "rserve.runtime", "rserve.sim", "rserve.core", "rserve.config", "gllm"},
+    "rserve.calibration": {
+        "rserve.calibration", "rserve.runtime", "rserve.sim", "rserve.core", "rserve.config", "gllm",
+    },
     "rserve.runtime": {
         "rserve.runtime", "rserve.core", "rserve.config", "gllm.runtime", "gllm.models", "gllm.core",
         "gllm.layers", "gllm.config",

@@ -18,7 +18,7 @@ class Distribution:
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """(upper limit, values up to it) as in Prometheus: 3 and 20 with bound 4 give ("4", 1), ("+Inf", 2)."""
+        """(upper limit, values up to it), as Prometheus: 3, 20 with bound 4 give ("4", 1), ("+Inf", 2)."""
         found, so_far = [], 0
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
             so_far += count
