@@ -18,7 +18,7 @@ def test_a_bf16_product_is_right_with_and_without_bf16_instructions(native, rows
 
 
 @pytest.mark.parametrize("onednn", [True, False])
-@pytest.mark.parametrize("rows", [0, 1, 2, 9, 33, 128, 129])
+@pytest.mark.parametrize("rows", [0, 1, 2, 9, 33, 128, 257, 513])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_an_fp32_product_is_right_for_any_rows_and_strides(onednn, rows, with_bias, monkeypatch):
     monkeypatch.setattr(gemm, "_HAS_ONEDNN", onednn)
@@ -48,6 +48,6 @@ def test_onednn_sees_few_numbers_of_rows_for_it_keeps_memory_for_each(monkeypatc
     monkeypatch.setattr(gemm, "_HAS_ONEDNN", True)
     monkeypatch.setattr(gemm, "_onednn_linear", product)
     weight = torch.randn(4, 8)
-    for rows in range(2, 300):
+    for rows in range(2, 600):
         assert gemm.linear(torch.randn(rows, 8), weight, None).shape == (rows, 4)
     assert seen == set(gemm.ROW_BUCKETS)

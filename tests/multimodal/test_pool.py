@@ -42,10 +42,10 @@ def test_a_cancelled_decode_that_has_not_begun_never_runs():
         cancelled = asyncio.ensure_future(pool.decode(ran.append, 1))
         await asyncio.sleep(0)
         cancelled.cancel()
-        gate.set()
-        await long
         with pytest.raises(asyncio.CancelledError):
             await cancelled
+        gate.set()
+        await long
         await pool.decode(time.time)
         assert not ran
         pool.close()
