@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,11 +86,25 @@ class Server:
 @contextlib.contextmanager
 def running(plan: ServerPlan, log_dir: Path | None = None) -> Iterator[Server]:
     """Start a server, wait until it is ready, stop it at the end. Raises ServerFailed."""
-    server = start(plan, log_dir)
+    with _ended_by_sigterm():
+        server = start(plan, log_dir)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM unwinds a benchmark, so that it leaves no server behind; in other threads nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        yield server
+        yield
     finally:
-        server.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
