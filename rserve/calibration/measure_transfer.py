@@ -54,7 +54,7 @@ class Transfers:
 
 
 def measure_transfers(config: EngineConfig, device: torch.device, watch: Stopwatch) -> Transfers:
-    """Over gloo on a CPU, over NCCL where there are two GPUs. Raises ValueError for a single GPU's link."""
+    """The link between stages is measured over gloo, on GPUs too."""
     plan = ModelPlan.of(config)
     shape = ArenaShape(2 * ROWS, plan.shape.text.hidden_size, torch_dtype(plan.dtype))
     arena = map_shared(create_shared(shape.num_bytes), shape)

@@ -1,6 +1,7 @@
 """From measured times to a constant set: what the cost model's parameters must be to give those times.
 
-The fit is exact at the sizes that were measured: every table has a point for each. Units are SI.
+Every table has a point for each size that was measured alone; context, several chunks and decodes are fitted
+by least squares over all points. Units are SI.
 
 Stage, for a micro-batch of T tokens in n chunks (see `CostModel.stage_time`):
 
