@@ -35,7 +35,6 @@ class Freed:
 
     item: int
     attempt: int
-    num_tokens: int
     payload: Payload | None
 
 
@@ -82,10 +81,7 @@ class EmbeddingStore:
 
     def ready_until(self, request_id: str, start: int) -> int:
         """End of the tokens after `start` that may be prefilled: `start` itself while an item waits."""
-        entry = self.entries[request_id]
-        if entry.num_waiting == 0:
-            return ALL_READY
-        return start if self._first_waiting(entry, start) is not None else ALL_READY
+        return start if self.is_waiting(request_id, start) else ALL_READY
 
     def is_waiting(self, request_id: str, start: int) -> bool:
         """True when an item after `start` is not encoded."""
@@ -196,7 +192,7 @@ class EmbeddingStore:
         if payload is not None:
             self.tokens_held -= entry.items[index].num_tokens
         entry.payloads[index] = None
-        return Freed(index, entry.attempts[index], entry.items[index].num_tokens, payload)
+        return Freed(index, entry.attempts[index], payload)
 
     @staticmethod
     def _first_waiting(entry: Entry, start: int) -> MMItem | None:

@@ -24,11 +24,6 @@ _NATIVE_ON_CPU = {
 }
 
 
-def has_fast_gemm(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this device multiplies matrices of this type at full speed; AVX2 alone has no bf16."""
-    return device.type != "cpu" or _NATIVE_ON_CPU[dtype]
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., in], weight [out, in], bias [out] -> [..., out].
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from gllm.config import ConfigError, EngineConfig
-from gllm.core.model_shape import DTYPE_BYTES, ModelShape
+from gllm.core.model_shape import ModelShape
 from gllm.layers.attention import create_backend
 from gllm.layers.comm import TensorParallel
 from gllm.layers.kv_cache import KVCache
@@ -20,7 +20,6 @@ from gllm.models.shape_file import read_shape
 from gllm.models.stage import StageSpec, pipeline_stages
 from gllm.multimodal.preprocessor import load_preprocessor
 from gllm.runtime.cuda_graphs import Limits, StageGraphs
-from gllm.runtime.host_memory import GIB, free_cpu_bytes
 from gllm.runtime.input_batch import InputBuilder
 from gllm.runtime.item_encoder import EncoderPlace, ItemEncoder
 from gllm.runtime.kv_sizing import KvLayers
@@ -69,17 +68,6 @@ class ModelPlan:
     def placement(self, device: torch.device, tp: TensorParallel) -> Placement:
         """Where a rank's parameters live."""
         return Placement(torch_dtype(self.dtype), device, tp)
-
-    def check_memory(self, local_ranks: int) -> None:
-        """Raise ConfigError where this host's memory does not hold the weights of its ranks (CPU)."""
-        world = self.config.parallel.world_size
-        wanted = self.shape.num_bytes(DTYPE_BYTES[self.dtype]) * local_ranks // world
-        free = free_cpu_bytes()
-        if wanted > free:
-            raise ConfigError(
-                f"{self.config.model.model} needs {wanted / GIB:.1f} GiB for its weights, "
-                f"{free / GIB:.1f} GiB are free: use a smaller model, --dtype bfloat16, or more hosts"
-            )
 
 
 def torch_dtype(name: str) -> torch.dtype:
