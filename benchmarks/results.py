@@ -1,4 +1,4 @@
-"""Result lines: the one place that appends to and reads from `results/*.jsonl`.
+"""Result lines in `results/*.jsonl`: what a line must hold, and how lines are read and selected.
 
 A line is one flat JSON object: the fields of SGLang's `bench_serving` under the same names, plus `failed`,
 `slo_attainment`, `scheme`, `pp`, `tp`, `encoders`, `embedding_batch_size`, `token_budget`, `model`,
@@ -8,14 +8,24 @@ An infinite request rate is written as the string "inf", because JSON has no inf
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from gllm.entrypoints.about import hardware as hardware_name
+from rserve.sim.output import append_lines, current_commit
+
+__all__ = [
+    "append_line",
+    "current_commit",
+    "hardware_name",
+    "is_finished",
+    "rate_of",
+    "read_lines",
+    "select",
+]
 
 Line = dict[str, Any]
 
@@ -31,13 +41,7 @@ def append_line(path: str | Path, line: Mapping[str, Any]) -> None:
         raise ValueError(
             f"a result line needs source={SOURCES[0]!r} or {SOURCES[1]!r}, got {line.get('source')!r}"
         )
-    text = json.dumps(_with_inf_as_text(line), allow_nan=False) + "\n"
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    append_lines(Path(path), [line])
 
 
 def read_lines(paths: Iterable[str | Path]) -> list[Line]:
@@ -63,35 +67,6 @@ def is_finished(lines: Iterable[Line], point: Mapping[str, Any]) -> bool:
 def rate_of(line: Mapping[str, Any]) -> float:
     """The request rate in requests per second; "inf" becomes math.inf."""
     return float(line["request_rate"])
-
-
-def current_commit() -> str:
-    """The commit of this checkout, with "+" when tracked files were changed; "unknown" outside git."""
-    here = Path(__file__).resolve().parent
-    head = _git(here, "rev-parse", "--short=12", "HEAD")
-    if head is None:
-        return "unknown"
-    return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
-
-
-def hardware_name() -> str:
-    """This machine as `/server_info` of this project's server names it: "2 cores of Intel(R) Xeon(R) …"."""
-    model = "unknown CPU"
-    for row in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if row.startswith("model name"):
-            model = row.split(":", 1)[1].strip()
-            break
-    return f"{len(os.sched_getaffinity(0))} cores of {model}"
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _files(path: Path) -> list[Path]:
@@ -120,15 +95,3 @@ def _matches(value: Any, wanted: Any) -> bool:
     if wanted == math.inf:
         return value in ("inf", math.inf)
     return bool(value == wanted)
-
-
-def _with_inf_as_text(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _with_inf_as_text(inner) for key, inner in value.items()}
-        case list() | tuple():
-            return [_with_inf_as_text(inner) for inner in value]
-        case float() if math.isinf(value):
-            return "inf" if value > 0 else "-inf"
-        case _:
-            return value

@@ -24,7 +24,6 @@ from typing import Any
 from benchmarks import results
 from benchmarks.alternate import run
 from benchmarks.client import BenchSpec, result_line
-from benchmarks.client.arrivals import poisson_arrivals
 from benchmarks.client.line import detail_fields
 from benchmarks.overlap_bound import image_positions
 from benchmarks.servers import ServerPlan, fast_dtype, running
@@ -33,6 +32,7 @@ from benchmarks.workloads.pictures import encode_picture, random_picture
 from benchmarks.workloads.words import random_words
 from gllm.core.request import MMItem
 from gllm.models.names import resolve_model
+from rserve.sim.arrivals import poisson_arrivals
 from rserve.sim.scenario import Scenario
 from rserve.sim.simulator import simulate
 from rserve.sim.workload import SimRequest

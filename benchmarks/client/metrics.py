@@ -7,26 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from benchmarks.client.record import RequestRecord
+from rserve.sim.metrics import summarise
 
-PERCENTILES = (90, 95, 99)
 SLO_METRICS = ("ttft", "tpot", "e2el")
-
-
-def summarise(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
-    """mean, median, std, p90, p95 and p99 in milliseconds, as `mean_ttft_ms` and so on; None without samples.
-
-    Percentiles are interpolated: 1, 2, 3, 4 s give p90_… = 3700.
-    """
-    if not seconds:
-        labels = ["mean", "median", "std", *(f"p{q}" for q in PERCENTILES)]
-        return {f"{label}_{name}_ms": None for label in labels}
-    values = np.asarray(seconds, dtype=np.float64) * 1000.0
-    summary = {"mean": values.mean(), "median": np.median(values), "std": values.std()}
-    summary |= {f"p{q}": np.percentile(values, q) for q in PERCENTILES}
-    return {f"{label}_{name}_ms": float(value) for label, value in summary.items()}
 
 
 def slo_attainment(records: Sequence[RequestRecord], slo_ms: Mapping[str, float]) -> float | None:

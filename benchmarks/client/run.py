@@ -15,12 +15,12 @@ import aiohttp
 from tqdm import tqdm
 
 from benchmarks.client import metrics, server
-from benchmarks.client.arrivals import poisson_arrivals
 from benchmarks.client.backends import RequestOptions
 from benchmarks.client.record import RequestRecord
 from benchmarks.client.send import send
 from benchmarks.workloads.prompt import Prompt
 from benchmarks.workloads.vision_tokens import VisionGrid
+from rserve.sim.arrivals import poisson_arrivals
 
 
 @dataclass(frozen=True)

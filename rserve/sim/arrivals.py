@@ -1,4 +1,4 @@
-"""When requests come: the rule that the benchmark client follows too."""
+"""When requests come: a seeded Poisson process, for the simulator and the benchmark client."""
 
 import random
 from itertools import accumulate
@@ -6,10 +6,12 @@ from math import isinf
 
 
 def poisson_arrivals(num_requests: int, request_rate: float, seed: int) -> list[float]:
-    """Arrival times in seconds: the first at once, then exponential gaps of mean 1 / request_rate.
+    """Seconds after the start at which each request is sent: the first at once, then exponential gaps.
 
-    The same seed gives the times at which `rserve bench` sends, and another rate only stretches them. An
-    infinite rate sends all at once. Raises ValueError for a rate that is not positive.
+    Their mean is 1 / request_rate. One seed gives one pattern, which another rate only stretches, so schemes
+    and rates are compared on identical arrivals; an infinite rate sends all at once. Seed 1 at 2 requests/s
+    gives 0.0, 0.07, 1.01, ..., and at 4 requests/s half of each.
+    Raises ValueError for a rate that is not positive.
     """
     if not request_rate > 0:
         raise ValueError(f"request rate must be positive (or inf), got {request_rate}")

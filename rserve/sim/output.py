@@ -1,6 +1,8 @@
-"""Result lines on disk: one JSON object a line, appended."""
+"""Result lines on disk: one JSON object a line, appended by the simulator and the benchmarks alike."""
 
+import fcntl
 import json
+import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from math import isinf
@@ -17,19 +19,27 @@ def current_commit() -> str:
 
 
 def append_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
-    """Append result lines. An infinite rate is written as "inf", since JSON has no infinity."""
+    """Append result lines in one locked write, so that parallel writers never interleave.
+
+    An infinite number is written as "inf", since JSON has no infinity. Raises ValueError for NaN.
+    """
+    text = "".join(json.dumps(_plain(line), allow_nan=False) + "\n" for line in lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        for line in lines:
-            file.write(
-                json.dumps({key: _plain(value) for key, value in line.items()}, allow_nan=False) + "\n"
-            )
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _plain(value: object) -> object:
     match value:
+        case Mapping():
+            return {key: _plain(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
         case float() if isinf(value):
-            return "inf"
+            return "inf" if value > 0 else "-inf"
         case _:
             return value
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from benchmarks import results
 from benchmarks.client import metrics
-from benchmarks.client.arrivals import poisson_arrivals
 from benchmarks.client.record import RequestRecord
 from benchmarks.client.sse import EventStream
+from rserve.sim.arrivals import poisson_arrivals
 
 
 def test_the_first_request_is_sent_at_once_and_gaps_average_to_one_over_the_rate() -> None:

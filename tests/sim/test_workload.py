@@ -4,7 +4,6 @@ import random
 
 import pytest
 
-from benchmarks.client.arrivals import poisson_arrivals as client_arrivals
 from rserve.sim.arrivals import poisson_arrivals
 from rserve.sim.workload import (
     WORKLOADS,
@@ -18,11 +17,6 @@ from rserve.sim.workload import (
 
 def requests(name, count=2000, seed=0):
     return make_requests(load_workload(name), [0.0] * count, random.Random(seed))
-
-
-@pytest.mark.parametrize("rate", [0.3, 4.0, float("inf")])
-def test_simulated_requests_arrive_when_the_benchmark_client_sends_them(rate):
-    assert poisson_arrivals(50, rate, 7) == client_arrivals(50, rate, 7)
 
 
 def test_the_first_request_arrives_at_once_and_the_mean_gap_is_the_inverse_rate():
