@@ -1,11 +1,10 @@
 """The item router of scheme `gllm`: all pixels go to stage 0, which encodes them itself."""
 
-import asyncio
 import itertools
-import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -13,11 +12,10 @@ from gllm.core.effects import EncodeItems, ItemReleased, SkipItems
 from gllm.core.request import Request
 from gllm.entrypoints.pixel_gate import PixelGate
 from gllm.entrypoints.ports import DriverPort, PixelSource
+from gllm.entrypoints.routed import Routed, RoutedRequests, or_fail
 from gllm.entrypoints.router_load import RouterLoad
-from gllm.multimodal.errors import BadInput
 from gllm.runtime.messages import ItemHash, PixelBatch
 
-LOG = logging.getLogger("gllm")
 PIXEL_BYTES = 512 * 2**20
 """Decoded pixels in the API server and at stage 0 together, unless one request has more."""
 BYTES_PER_PATCH = 14 * 14 * 3
@@ -31,20 +29,10 @@ class PixelOutbox(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class _Routed:
-    """A request whose items are on their way; asked holds (item, attempt) already under way.
+class _Asked(Routed):
+    """A request at stage 0; asked holds (item, attempt) already under way."""
 
-    held: bytes of its items inside the gate.
-    """
-
-    request: Request
-    source: PixelSource
-    held: dict[int, int] = field(default_factory=dict)
     asked: set[tuple[int, int]] = field(default_factory=set)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-
-
-Step = Callable[[_Routed, int], Awaitable[None]]
 
 
 class StageZeroRouter:
@@ -62,9 +50,8 @@ class StageZeroRouter:
         self._pixels = pixels
         self._prefix_caching = prefix_caching
         self._gate = PixelGate(PIXEL_BYTES) if gate is None else gate
-        self._requests: dict[str, _Routed] = {}
+        self._requests: RoutedRequests[_Asked] = RoutedRequests(self._gate)
         self._batch_ids = itertools.count()
-        self._releases: set[asyncio.Task[None]] = set()
 
     def check(self, request: Request) -> None:
         """Stage 0 encodes whatever fits the context."""
@@ -80,15 +67,16 @@ class StageZeroRouter:
         )
 
     def add_request(self, request: Request, source: PixelSource) -> None:
-        routed = _Routed(request, source)
-        self._requests[request.request_id] = routed
-        self._run(routed, self._begin(routed))
+        routed = _Asked(request, source)
+        self._requests.add(routed)
+        routed.run(self._begin(routed))
 
     def on_message(self, message: object) -> None:
         match message:
-            case EncodeItems(request_id, items, attempts) if request_id in self._requests:
-                for item, attempt in zip(items, attempts, strict=True):
-                    self._encode(self._requests[request_id], item, attempt)
+            case EncodeItems(request_id, items, attempts):
+                routed = self._requests.get(request_id)
+                for item, attempt in zip(items, attempts, strict=True) if routed is not None else ():
+                    self._encode(routed, item, attempt)
             case ItemReleased(request_id, item):
                 self._leave(request_id, item)
             case SkipItems(request_id, items):
@@ -98,71 +86,39 @@ class StageZeroRouter:
                 pass
 
     def remove_request(self, request_id: str) -> None:
-        routed = self._requests.pop(request_id, None)
-        if routed is not None:
-            for task in routed.tasks:
-                task.cancel()
-            self._gate.leave(sum(routed.held.values()))
-            routed.held.clear()
-            release = asyncio.create_task(routed.source.release())
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
+        self._requests.end(request_id)
 
     async def close(self) -> None:
-        tasks = [task for routed in self._requests.values() for task in routed.tasks]
-        for request_id in tuple(self._requests):
-            self.remove_request(request_id)
-        await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
+        await self._requests.close()
 
-    async def _begin(self, routed: _Routed) -> None:
+    async def _begin(self, routed: _Asked) -> None:
         """Enter the gate, then start all items."""
-        patches = {
-            i: item.grid[0] * item.grid[1] * item.grid[2] for i, item in enumerate(routed.request.items)
-        }
-        sizes = {item: count * BYTES_PER_PATCH for item, count in patches.items()}
-        await self._gate.enter(sum(sizes.values()))
-        routed.held = sizes
+        grids = [item.grid for item in routed.request.items]
+        sizes = {i: t * h * w * BYTES_PER_PATCH for i, (t, h, w) in enumerate(grids)}
+        await self._requests.enter(routed, sizes)
         for item in sizes:
             if self._prefix_caching:
-                self._start(routed, item, self._send_hash)
+                step = partial(self._send_hash, routed, item)
+                routed.run(or_fail(self._port, routed.request, item, step))
             else:
                 self._encode(routed, item, 0)
 
     def _leave(self, request_id: str, item: int) -> None:
-        """An item's pixels are used or not needed. Nothing happens the second time."""
         routed = self._requests.get(request_id)
         if routed is not None:
-            self._gate.leave(routed.held.pop(item, 0))
+            self._requests.leave(routed, item)
 
-    def _encode(self, routed: _Routed, item: int, attempt: int) -> None:
-        if (item, attempt) in routed.asked:
-            return
-        routed.asked.add((item, attempt))
-        self._start(routed, item, lambda r, i: self._send_pixels(r, i, attempt))
+    def _encode(self, routed: _Asked, item: int, attempt: int) -> None:
+        if (item, attempt) not in routed.asked:
+            routed.asked.add((item, attempt))
+            step = partial(self._send_pixels, routed, item, attempt)
+            routed.run(or_fail(self._port, routed.request, item, step))
 
-    def _start(self, routed: _Routed, item: int, step: Step) -> None:
-        self._run(routed, self._guarded(routed, item, step))
-
-    def _run(self, routed: _Routed, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        routed.tasks.add(task)
-        task.add_done_callback(routed.tasks.discard)
-
-    async def _guarded(self, routed: _Routed, item: int, step: Step) -> None:
-        try:
-            await step(routed, item)
-        except BadInput as error:
-            self._port.fail_item(routed.request.request_id, item, error)
-        except Exception as error:
-            LOG.exception("request %s: item %d: a bug", routed.request.request_id, item)
-            failure = BadInput(f"internal error: {error}", None, 500, "internal")
-            self._port.fail_item(routed.request.request_id, item, failure)
-
-    async def _send_hash(self, routed: _Routed, item: int) -> None:
+    async def _send_hash(self, routed: _Asked, item: int) -> None:
         digest = await routed.source.digest(item)
         self._port.send(ItemHash(routed.request.request_id, item, digest))
 
-    async def _send_pixels(self, routed: _Routed, item: int, attempt: int) -> None:
+    async def _send_pixels(self, routed: _Asked, item: int, attempt: int) -> None:
         pixels = np.ascontiguousarray(await routed.source.pixels(item))
         request = routed.request
         batch = PixelBatch(

@@ -1,8 +1,8 @@
 """The item router of the EPD schemes: pixels go to encoder ranks, batch by batch."""
 
 import asyncio
-import logging
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from gllm.core.request import Request
 from gllm.entrypoints.errors import ApiError, too_many_embeddings
 from gllm.entrypoints.pixel_gate import PixelGate
 from gllm.entrypoints.ports import DriverPort, PixelSource
+from gllm.entrypoints.routed import Routed, RoutedRequests, or_fail
 from gllm.entrypoints.router_load import Distribution, RouterLoad
 from gllm.multimodal.errors import BadInput
 from gllm.runtime.channels import Outbox
@@ -21,7 +22,6 @@ from rserve.entrypoints.encoders import EncoderHost, Encoders
 from rserve.runtime.deployment import encoder_index, encoder_name
 from rserve.runtime.messages import BatchEncoded, BatchFailed, EncodeRequest, EncoderLost
 
-LOG = logging.getLogger("rserve")
 Pixels = NDArray[np.uint8]
 CHECK_EVERY_S = 0.5
 RETRY_AFTER_S = 10
@@ -31,22 +31,18 @@ BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @dataclass(eq=False, slots=True)
-class Routed:
-    """A request whose items are on their way.
+class Encoded(Routed):
+    """A request whose items encoders encode.
 
-    pixels: decoded items, until an encoder has acknowledged them. held: their bytes inside the gate.
-    wanted: items that have to be encoded, with the attempt; all of them at first. fetching: items whose
-    pixels are under way. losses: encoders that died while they had some of it.
+    wanted: items that have to be encoded, with the attempt; all of them at first. pixels: decoded items,
+    until an encoder has acknowledged them. fetching: items whose pixels are under way. losses: encoders that
+    died while they had some of it.
     """
 
-    request: Request
-    source: PixelSource
-    wanted: dict[int, int]
+    wanted: dict[int, int] = field(default_factory=dict)
     pixels: dict[int, Pixels] = field(default_factory=dict)
-    held: dict[int, int] = field(default_factory=dict)
     fetching: set[int] = field(default_factory=set)
     losses: int = 0
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +73,8 @@ class EncoderRouter:
     ) -> None:
         self._port, self._host, self._encoders = port, host, encoders
         self._dispatcher, self._gate, self._settings = dispatcher, gate, settings
-        self._requests: dict[str, Routed] = {}
+        self._requests: RoutedRequests[Encoded] = RoutedRequests(gate)
         self._batches: dict[int, Dispatch] = {}
-        self._releases: set[asyncio.Task[None]] = set()
         self._short: str | None = None
         self._sizes = Distribution(BATCH_TOKENS)
         self._watch: asyncio.Task[None] | None = None
@@ -99,10 +94,10 @@ class EncoderRouter:
     def add_request(self, request: Request, source: PixelSource) -> None:
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_encoders())
-        routed = Routed(request, source, dict.fromkeys(range(len(request.items)), 0))
-        self._requests[request.request_id] = routed
+        routed = Encoded(request, source, wanted=dict.fromkeys(range(len(request.items)), 0))
+        self._requests.add(routed)
         self._dispatcher.add(request.request_id, request.items, ordered=not self._settings.prefix_caching)
-        self._start(routed, self._bring(routed))
+        routed.run(self._bring(routed))
 
     def on_message(self, message: object) -> None:
         match message:
@@ -127,34 +122,22 @@ class EncoderRouter:
         self._dispatch()
 
     def remove_request(self, request_id: str) -> None:
-        routed = self._requests.pop(request_id, None)
-        if routed is None:
-            return
-        self._dispatcher.remove(request_id)
-        for task in routed.tasks:
-            task.cancel()
-        self._gate.leave(sum(routed.held.values()))
-        routed.held.clear()
-        release = asyncio.create_task(routed.source.release())
-        self._releases.add(release)
-        release.add_done_callback(self._releases.discard)
-        self._dispatch()
+        if self._requests.end(request_id):
+            self._dispatcher.remove(request_id)
+            self._dispatch()
 
     async def close(self) -> None:
-        tasks = [task for routed in self._requests.values() for task in routed.tasks]
-        for request_id in tuple(self._requests):
-            self.remove_request(request_id)
+        await self._requests.close()
         if self._watch is not None:
             self._watch.cancel()
-            tasks.append(self._watch)
-        await asyncio.gather(*tasks, *self._releases, return_exceptions=True)
+            await asyncio.gather(self._watch, return_exceptions=True)
 
     def load(self) -> RouterLoad:
         """Queues, memory and encoders, for /metrics."""
         dispatcher, states = self._dispatcher, self._encoders.states.values()
         gauges = {
             "requests_with_images": len(self._requests),
-            "images_fetching": sum(len(routed.fetching) for routed in self._requests.values()),
+            "images_fetching": sum(len(routed.fetching) for routed in self._requests),
             "pixel_bytes": self._gate.num_bytes,
             "pixel_requests_waiting": self._gate.num_waiting,
             "encoder_queue_batches": dispatcher.num_queued,
@@ -168,41 +151,31 @@ class EncoderRouter:
 
     # -- pixels ------------------------------------------------------------------------------------------
 
-    async def _bring(self, routed: Routed) -> None:
+    async def _bring(self, routed: Encoded) -> None:
         """Fetch all items of a new request, once there is room for their pixels."""
         sizes = {i: self._num_bytes(item.grid) for i, item in enumerate(routed.request.items)}
-        await self._gate.enter(sum(sizes.values()))
-        routed.held = sizes
+        await self._requests.enter(routed, sizes)
         for item in sizes:
-            self._start(routed, self._fetch(routed, item, with_hash=self._settings.prefix_caching))
+            self._fetch(routed, item, with_hash=self._settings.prefix_caching)
 
-    async def _fetch(self, routed: Routed, item: int, with_hash: bool) -> None:
-        request_id = routed.request.request_id
+    def _fetch(self, routed: Encoded, item: int, with_hash: bool) -> None:
+        """Have an item's pixels brought; a failure ends its request."""
         routed.fetching.add(item)
+        step = partial(self._bring_item, routed, item, with_hash)
+        routed.run(or_fail(self._port, routed.request, item, step))
+
+    async def _bring_item(self, routed: Encoded, item: int, with_hash: bool) -> None:
+        request_id = routed.request.request_id
         try:
             if with_hash:
                 self._port.send(ItemHash(request_id, item, await routed.source.digest(item)))
             pixels = np.ascontiguousarray(await routed.source.pixels(item))
-        except BadInput as error:
-            self._port.fail_item(request_id, item, error)
-            return
-        except Exception as error:
-            LOG.exception("request %s: item %d: a bug", request_id, item)
-            self._port.fail_item(
-                request_id, item, BadInput(f"internal error: {error}", None, 500, "internal")
-            )
-            return
         finally:
             routed.fetching.discard(item)
         if item in routed.wanted:
             routed.pixels[item] = pixels
             self._dispatcher.on_pixels(request_id, item)
             self._dispatch()
-
-    def _start(self, routed: Routed, work: "asyncio.Future[None] | object") -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
-        routed.tasks.add(task)
-        task.add_done_callback(routed.tasks.discard)
 
     def _on_wanted(self, request_id: str, attempts: dict[int, int]) -> None:
         """The core wants items encoded: for the first time (prefix caching) or again."""
@@ -213,7 +186,7 @@ class EncoderRouter:
         self._dispatcher.need(request_id, attempts)
         for item, attempt in attempts.items():
             if attempt > 0 and item not in routed.pixels and item not in routed.fetching:
-                self._start(routed, self._fetch(routed, item, with_hash=False))
+                self._fetch(routed, item, with_hash=False)
 
     def _drop(self, request_id: str, item: int) -> None:
         """Nobody wants an item encoded (any more): its pixels go, their bytes leave the gate."""
@@ -228,7 +201,7 @@ class EncoderRouter:
         """An item's decoded bytes are gone, here and at stage 0. Nothing happens the second time."""
         routed = self._requests.get(request_id)
         if routed is not None and item not in routed.pixels:
-            self._gate.leave(routed.held.pop(item, 0))
+            self._requests.leave(routed, item)
 
     def _num_bytes(self, grid: tuple[int, int, int]) -> int:
         return grid[1] * grid[2] * self._settings.patch_size**2 * 3
@@ -246,7 +219,9 @@ class EncoderRouter:
             self._without_encoders()
 
     def _send(self, dispatch: Dispatch) -> None:
-        routed = self._requests[dispatch.request_id]
+        routed = self._requests.get(dispatch.request_id)
+        if routed is None:
+            raise LookupError(f"request {dispatch.request_id} was dispatched after its end")
         items = [routed.request.items[index] for index in dispatch.items]
         message = EncodeRequest(
             dispatch.batch_id,
