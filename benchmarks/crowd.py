@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import random
 import time
 from collections import Counter
@@ -13,6 +11,8 @@ from dataclasses import dataclass, field
 
 import aiohttp
 from PIL import Image
+
+from gllm.multimodal.data_url import to_data_url
 
 CLIENT_TIMEOUT_S = 600.0
 
@@ -48,9 +48,7 @@ def picture(seed: int, size: int = 56) -> str:
     """A data URL of a plain picture with one odd pixel: every seed below 2**24 gives another."""
     image = Image.new("RGB", (size, size), (seed & 255, seed >> 8 & 255, seed >> 16 & 255))
     image.putpixel((seed % size, seed // 7 % size), (255, 255 - seed % 256, seed % 256))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", compress_level=1)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return to_data_url(image)
 
 
 def chat(

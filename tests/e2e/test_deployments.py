@@ -1,7 +1,5 @@
 """Real deployments over HTTP: every scheme and layout gives transformers' greedy tokens."""
 
-import base64
-import io
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,10 +71,7 @@ def as_request(messages: list[dict], max_tokens: int) -> dict:
     def part(value: dict) -> dict:
         if value["type"] == "text":
             return value
-        buffer = io.BytesIO()
-        value["image"].save(buffer, "PNG")
-        url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-        return {"type": "image_url", "image_url": {"url": url}}
+        return {"type": "image_url", "image_url": {"url": to_data_url(value["image"])}}
 
     plain = [
         {**m, "content": [part(p) for p in m["content"]] if isinstance(m["content"], list) else m["content"]}

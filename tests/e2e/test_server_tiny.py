@@ -1,7 +1,5 @@
 """The tiny model served by real processes, asked with the official client."""
 
-import base64
-import io
 import os
 import signal
 import socket
@@ -15,15 +13,14 @@ import openai
 import pytest
 from PIL import Image, ImageDraw
 
+from gllm.multimodal.data_url import to_data_url
 from tests.e2e.server import Server, children, command, running
 
 
 def picture(colour: str = "red", size: tuple[int, int] = (56, 56)) -> str:
     image = Image.new("RGB", size, "white")
     ImageDraw.Draw(image).ellipse((8, 8, size[0] - 8, size[1] - 8), fill=colour)
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return to_data_url(image)
 
 
 def ask(*urls: str, text: str = "What colour is the object?") -> list[dict]:

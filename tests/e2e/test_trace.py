@@ -1,7 +1,5 @@
 """A server with --trace, seen from its metrics and its trace file: nothing of two requests is missing."""
 
-import base64
-import io
 import itertools
 import json
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ import pytest
 from PIL import Image, ImageDraw
 from prometheus_client.parser import text_string_to_metric_families
 
+from gllm.multimodal.data_url import to_data_url
 from plots import timeline
 from plots.trace import load
 from tests.e2e.server import running
@@ -30,9 +29,7 @@ def body(colours: tuple[str, ...]) -> dict[str, Any]:
     for colour in colours:
         image = Image.new("RGB", (224, 224), "white")
         ImageDraw.Draw(image).ellipse((20, 20, 200, 200), fill=colour)
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG")
-        url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+        url = to_data_url(image)
         content += [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": colour}]
     messages = [{"role": "user", "content": content}]
     return {"messages": messages, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True}

@@ -1,7 +1,5 @@
 """What tests do to a real server: ask, look inside, stop and kill its processes, compare before and after."""
 
-import base64
-import io
 import os
 import random
 import signal
@@ -15,6 +13,7 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
+from gllm.multimodal.data_url import to_data_url
 from tests.e2e.server import Server, children, running
 
 WAIT_S = 60.0
@@ -46,9 +45,7 @@ def picture(seed: int, size: int = 56) -> str:
     colour = tuple(random.Random(seed).randrange(256) for _ in range(3))
     image = Image.new("RGB", (size, size), colour)
     image.putpixel((seed % size, seed // size % size), (seed % 251, seed % 241, seed % 239))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return to_data_url(image)
 
 
 def body(*urls: str, text: str = "What is this?", max_tokens: int = 6, **fields: object) -> dict:

@@ -1,7 +1,5 @@
 """The official client against a real server: streams, choices, stops, log-probabilities, usage, lengths."""
 
-import base64
-import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from PIL import Image
 from schemathesis.checks import not_a_server_error
 
+from gllm.multimodal.data_url import to_data_url
 from tests.e2e.server import Server, running
 
 FREE = {"extra_body": {"ignore_eos": True}}
@@ -30,9 +29,7 @@ def client(server: Server) -> openai.OpenAI:
 
 
 def asked(text: str = "What is this?", images: int = 1, **fields: object) -> dict:
-    buffer = io.BytesIO()
-    Image.new("RGB", (56, 56), "red").save(buffer, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    url = to_data_url(Image.new("RGB", (56, 56), "red"))
     part = {"type": "image_url", "image_url": {"url": url}}
     content = [*[part] * images, {"type": "text", "text": text}]
     messages = [{"role": "user", "content": content}]
