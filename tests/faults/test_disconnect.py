@@ -118,19 +118,3 @@ def test_a_client_that_leaves_while_decoding_leaves_nothing(server: Deployment):
         with server.stream(body(picture(7), max_tokens=4000, ignore_eos=True)) as response:
             next(response.iter_lines())
         server.wait_idle()
-
-
-@pytest.mark.slow
-def test_a_stall_is_named_in_the_log(server: Deployment):
-    with server.stopped("encoder0"):
-        answer = server.later(body(picture(8)))
-        server.wait(
-            lambda: ": embedding)" in server.server.log.read_text(),
-            "the log does not say what the request waits for",
-        )
-        assert "requests have not moved for 10 s, waiting 1 for embedding (chatcmpl-" in (
-            server.server.log.read_text()
-        )
-        assert server.health()["status"] == "ok"
-    assert answer.result().status_code == 200
-    server.wait_idle()

@@ -17,8 +17,10 @@ def test_a_request_whose_encoder_stands_still_is_said_to_wait_for_its_embedding(
             answer = server.later(body(picture(1), picture(2)))
             server.wait(lambda: said(server.server.log.read_text()) is not None, "the log names no stall")
             assert not answer.done()
+            assert server.health()["status"] == "ok"
         assert answer.result().json()["choices"][0]["message"]["content"] == alone
         assert said(server.server.log.read_text()) == "embedding"
+        server.wait_idle()
 
 
 def said(log: str) -> str | None:
