@@ -24,6 +24,7 @@ from pathlib import Path
 
 from benchmarks.crowd import CrowdPlan, chat, crowd
 from benchmarks.inside import descendants, processes, wait_until_idle
+from benchmarks.results import current_commit
 from benchmarks.servers import Server, ServerPlan, running
 from benchmarks.soak import soak
 
@@ -234,10 +235,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "memory": lambda: measure_memory(args.soak_requests),
         "suites": lambda: "\n".join(suite_table()),
     }
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
+    commit = current_commit()
     for name in args.parts:
         when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-        measured[name] = {"when": when, "commit": commit.strip(), "text": measures[name]()}
+        measured[name] = {"when": when, "commit": commit, "text": measures[name]()}
         args.results.parent.mkdir(parents=True, exist_ok=True)
         args.results.write_text(json.dumps(measured, indent=1))
         args.out.write_text(page(measured))
