@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from evaluation.tiny_vlm.reference import Reference, load_tokenizer, reference_generate
+from gllm.multimodal.data_url import to_data_url
 from tests.checkpoints import make_random_checkpoint
 from tests.e2e.server import running
 
