@@ -56,6 +56,11 @@ class RServeConfig(EngineConfig):
         """Encoder ranks of this deployment; none when stage 0 encodes."""
         return self.epd.encoders if self.scheme.has_encoder_ranks else 0
 
+    @property
+    def stage_zero_encodes(self) -> bool:
+        """Whether the first stage has a vision tower too: always, or when encoders are gone."""
+        return not self.scheme.has_encoder_ranks or self.epd.encoder_fallback == "driver"
+
     def embedding_rows(self, hidden_size: int, dtype_bytes: int) -> int:
         """Embeddings that fit into --embedding-gib. Raises ConfigError when that is not one."""
         rows = int(self.epd.embedding_gib * 2**30) // (hidden_size * dtype_bytes)

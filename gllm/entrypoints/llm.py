@@ -62,6 +62,7 @@ class LLM:
         self._scheme = scheme
         folder = resolve_model(model)
         facts = CheckpointFacts.read(folder)
+        scheme.check_memory(self._config)
         self._deployment = scheme.make_deployment(self._config)
         try:
             self._deployment.start()

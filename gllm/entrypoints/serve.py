@@ -28,7 +28,9 @@ from gllm.entrypoints.service import Service
 from gllm.models.names import resolve_model
 from gllm.multimodal.limits import MediaLimits, images_per_prompt
 from gllm.multimodal.processor import PromptProcessor
+from gllm.runtime.host_memory import obtainable_cpu_bytes
 from gllm.runtime.launcher import Deployment, LaunchError
+from gllm.runtime.memory_check import HostNeed, check_host_memory, need_of_ranks
 from gllm.runtime.slave import SlaveHost
 
 ERRORS_S = 2.0
@@ -44,6 +46,7 @@ class Scheme:
     """What a scheme brings: its processes, its way of pixels, and what it says of itself.
 
     about: fields that replace those of `describe`. problems: see Service. rank_module: what ranks run.
+    need: memory of the processes on this host.
     """
 
     make_deployment: MakeDeployment
@@ -51,6 +54,11 @@ class Scheme:
     about: Callable[[Deployment], dict[str, Any]] = lambda deployment: {}
     problems: Callable[[], list[str]] = list
     rank_module: str = "gllm.runtime.rank_main"
+    need: Callable[[EngineConfig], HostNeed] = need_of_ranks
+
+    def check_memory(self, config: EngineConfig) -> None:
+        """Raise ConfigError when this host is too small. Call it before anything starts."""
+        check_host_memory(config, self.need(config), obtainable_cpu_bytes())
 
 
 def gllm_deployment(config: EngineConfig) -> Deployment:
@@ -81,6 +89,7 @@ def serve(config: EngineConfig, scheme: Scheme = GLLM) -> int:
 
 
 def _serve(config: EngineConfig, scheme: Scheme) -> int:
+    scheme.check_memory(config)
     if config.parallel.launch_mode == "slave":
         return SlaveHost(config, config.to_json(), scheme.rank_module).run()
     folder = resolve_model(config.model.model)

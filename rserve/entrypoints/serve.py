@@ -15,7 +15,7 @@ from rserve.core.arena import Arena
 from rserve.core.dispatcher import Dispatcher
 from rserve.entrypoints.encoders import Encoders
 from rserve.entrypoints.router import EncoderRouter, RouterSettings
-from rserve.runtime.deployment import EpdDeployment
+from rserve.runtime.deployment import EpdDeployment, need_of_deployment
 
 PIXEL_BYTES = 512 * 2**20
 
@@ -29,7 +29,14 @@ class EpdScheme:
 
     def scheme(self) -> Scheme:
         """What `gllm.entrypoints.serve.serve` wants."""
-        return Scheme(self._deployment, self._router, self._about, self._problems, "rserve.runtime.rank_main")
+        return Scheme(
+            self._deployment,
+            self._router,
+            self._about,
+            self._problems,
+            "rserve.runtime.rank_main",
+            lambda config: need_of_deployment(self._config),
+        )
 
     def _deployment(self, config: EngineConfig) -> Deployment:
         return EpdDeployment(self._config)

@@ -45,6 +45,7 @@ def main(spec_json: str, fds: Sequence[int]) -> int:
     """Called in a forked process; its exit code."""
     spec = RankSpec.from_json(spec_json)
     config = RServeConfig.from_json(spec.config)
-    encodes = not config.scheme.has_encoder_ranks or config.epd.encoder_fallback == "driver"
-    program = RankProgram(encodes, lambda rank, rest: assemble(config, rank, rest), epd_codec())
+    program = RankProgram(
+        config.stage_zero_encodes, lambda rank, rest: assemble(config, rank, rest), epd_codec()
+    )
     return run_rank(spec, config, fds, program)

@@ -7,13 +7,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import openai
 import pytest
 from PIL import Image, ImageDraw
 
+from benchmarks.gpu.shapes import write_config
+from gllm.core.model_shape import PRESETS
 from gllm.multimodal.data_url import to_data_url
+from gllm.runtime.host_memory import GIB, free_cpu_bytes
 from tests.e2e.server import Server, children, command, running
 
 
@@ -210,3 +214,14 @@ def test_a_port_in_use_and_an_unknown_model_end_at_once_with_one_line():
     )
     assert unknown.returncode == 1 and "no such folder" in unknown.stderr
     assert len(busy.stderr.splitlines()) == len(unknown.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(free_cpu_bytes() > 137 * GIB, reason="the model fits")
+def test_a_model_larger_than_memory_ends_at_once_with_one_line_and_no_process(tmp_path: Path):
+    folder = write_config(tmp_path / "72b", PRESETS["qwen2.5-vl-72b"])
+    flags = (str(folder), "--load-format", "dummy", "--device", "cpu", "--port", "0", "--kv-cache-gib", "2")
+    ended = subprocess.run(command(*flags), capture_output=True, text=True, timeout=60)  # children hold pipes
+    assert ended.returncode == 1 and ended.stderr.startswith("error: not enough memory: ")
+    assert "(weights 136.7, KV cache 2.0, embeddings 0.5)" in ended.stderr
+    assert "use a smaller model, a lower --kv-cache-gib, or fewer ranks" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1 and not ended.stdout

@@ -1,0 +1,95 @@
+"""Says before anything is loaded when a deployment cannot fit into this host's memory; no torch.
+
+On GPUs each rank looks at its own device while it loads, see kv_sizing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gllm.config import CacheConfig, ConfigError, EngineConfig
+from gllm.core.memory_need import RankShare, kv_numbers_per_token, text_params, vision_params
+from gllm.core.model_shape import DTYPE_BYTES, ModelShape, TextShape, split_layers
+from gllm.models.names import resolve_model
+from gllm.models.shape_file import read_shape
+from gllm.runtime.host_memory import GIB
+
+GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+
+
+@dataclass(frozen=True, slots=True)
+class HostNeed:
+    """Bytes that all processes on this host allocate, at least, until they are ready.
+
+    Weight files are mapped: their pages can be given back, and only what is copied out of them counts.
+    """
+
+    weights: int
+    kv_cache: int
+    embeddings: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.embeddings
+
+
+def need_of_ranks(config: EngineConfig, stage_zero_encodes: bool = True) -> HostNeed:
+    """What this host's ranks of the language model need.
+
+    Raises ValueError where the model cannot be read, or does not go with --pp, --tp or --assigned-layers.
+    """
+    shape = read_shape(resolve_model(config.model.model))
+    shares = _shares(config, shape.text)
+    here = config.parallel.ranks or tuple(range(len(shares)))
+    params = 0
+    for share in (shares[rank] for rank in here):
+        params += text_params(shape.text, share)
+        if stage_zero_encodes and share.is_first and shape.vision is not None:
+            params += vision_params(shape.vision, share.tp, share.tp_rank)
+    size = dtype_bytes(config, shape)
+    blocks = [config.cache.page_size * kv_numbers_per_token(shape.text, share) * size for share in shares]
+    return HostNeed(size * params, _num_blocks(config.cache, blocks) * sum(blocks[rank] for rank in here))
+
+
+def check_host_memory(config: EngineConfig, need: HostNeed, available: int) -> None:
+    """Raise ConfigError when this host has less memory available than is needed and computes on CPUs."""
+    if need.total <= available or not computes_on_cpu(config.parallel.device):
+        return
+    parts = {"weights": need.weights, "KV cache": need.kv_cache, "embeddings": need.embeddings}
+    shown = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
+    raise ConfigError(
+        f"not enough memory: {config.model.model} needs {need.total / GIB:.1f} GiB on this host ({shown}) "
+        f"and {available / GIB:.1f} GiB are available: use a smaller model, a lower --kv-cache-gib, "
+        "or fewer ranks and encoders on this host"
+    )
+
+
+def computes_on_cpu(asked: str) -> bool:
+    """Whether ranks certainly compute on CPUs; asked: auto, cpu or cuda. Only torch knows what auto finds."""
+    return asked == "cpu" or (asked == "auto" and not any(device.exists() for device in GPU_DEVICES))
+
+
+def dtype_bytes(config: EngineConfig, shape: ModelShape) -> int:
+    """Bytes of one number of weights and cache."""
+    return DTYPE_BYTES[shape.dtype if config.model.dtype == "auto" else config.model.dtype]
+
+
+def _shares(config: EngineConfig, text: TextShape) -> list[RankShare]:
+    """Of all ranks of the deployment, by rank."""
+    parallel = config.parallel
+    text.check_tensor_parallel(parallel.tp)
+    stages = split_layers(text.num_layers, parallel.pp, parallel.assigned_layers)
+    return [
+        RankShare(len(layers), stage == 0, stage == parallel.pp - 1, parallel.tp, tp_rank)
+        for stage, layers in enumerate(stages)
+        for tp_rank in range(parallel.tp)
+    ]
+
+
+def _num_blocks(cache: CacheConfig, block_bytes: Sequence[int]) -> int:
+    """Blocks that every rank takes at least; block_bytes: of one block, on each rank of the deployment."""
+    if cache.num_kv_blocks is not None:
+        return cache.num_kv_blocks
+    if cache.kv_cache_gib is not None:
+        return max(int(cache.kv_cache_gib * GIB) // max(block_bytes), 1)
+    return 1
