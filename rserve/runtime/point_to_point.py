@@ -21,17 +21,40 @@ from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 from rserve.runtime.shared_memory import Announce, Landing, hand_over
 
 LOG = logging.getLogger("rserve")
-JOIN_TIMEOUT = timedelta(minutes=10)
+TIMEOUT = timedelta(minutes=10)
+MEETING_TIMEOUT = timedelta(minutes=1)
+"""For the driver, once the encoder is on its way."""
+LOOK_S = 0.1
 DRIVER, ENCODER = 0, 1
 NO_TAG = 0
+ARRIVED = "arrived"
 
 Event = EmbeddingsSent | EncoderLost
 
 
-def join(store: dist.Store, encoder: int, epoch: int, rank: int) -> dist.ProcessGroup:
-    """The group of an encoder and the driver in this epoch; waits for the other side."""
-    prefix = dist.PrefixStore(f"encoder{encoder}.{epoch}", store)
-    return dist.ProcessGroupGloo(prefix, rank, 2, JOIN_TIMEOUT)
+def join(store: dist.Store, encoder: int, epoch: int) -> dist.ProcessGroup:
+    """An encoder's end of its group in this epoch; waits for the driver."""
+    prefix = _meeting_point(store, encoder, epoch)
+    prefix.set(ARRIVED, "")
+    return dist.ProcessGroupGloo(prefix, ENCODER, 2, TIMEOUT)
+
+
+def await_encoder(
+    store: dist.Store, encoder: int, epoch: int, is_lost: threading.Event
+) -> dist.ProcessGroup | None:
+    """The driver's end, once the encoder is there; None when it is lost before.
+
+    A group that waits can't be interrupted, and an encoder may load for minutes: so the driver looks for it.
+    """
+    prefix = _meeting_point(store, encoder, epoch)
+    while not prefix.check([ARRIVED]):
+        if is_lost.wait(LOOK_S):
+            return None
+    return dist.ProcessGroupGloo(prefix, DRIVER, 2, MEETING_TIMEOUT)
+
+
+def _meeting_point(store: dist.Store, encoder: int, epoch: int) -> dist.Store:
+    return dist.PrefixStore(f"encoder{encoder}.{epoch}", store)
 
 
 class PointToPointSender:
@@ -74,21 +97,35 @@ class _Lane:
     """One encoder in one epoch: a thread that receives what was announced, in order, until it is lost."""
 
     def __init__(
-        self, open_group: Callable[[], dist.ProcessGroup], arena: Tensor, report: Callable[[Event], None]
+        self,
+        open_group: Callable[[threading.Event], dist.ProcessGroup | None],
+        arena: Tensor,
+        report: Callable[[Event], None],
     ) -> None:
+        """open_group: gives up when the event is set."""
         self.announced: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_joined = False
+        self._is_over = threading.Event()
         self._open_group = open_group
         self._arena = arena
         self._report = report
         self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
         self._thread.start()
 
+    def end(self, last: EncoderLost | None = None) -> bool:
+        """Receive what was announced, report `last`, stop. False, and no report, where no encoder joined."""
+        is_joined = self.is_joined
+        self.announced.put(last if is_joined else None)
+        self._is_over.set()
+        return is_joined
+
     def _run(self) -> None:
         try:
-            group = self._open_group()
+            group = self._open_group(self._is_over)
         except RuntimeError as error:
             LOG.warning("an encoder did not join its channel: %s", str(error).splitlines()[0])
+            return
+        if group is None:
             return
         self.is_joined = True
         is_open = True
@@ -104,7 +141,7 @@ class _Lane:
         """False when the encoder is gone."""
         try:
             for row, count in zip(message.rows, message.counts):
-                group.recv([self._arena[row : row + count]], ENCODER, NO_TAG).wait()
+                group.recv([self._arena[row : row + count]], ENCODER, NO_TAG).wait(TIMEOUT)
         except RuntimeError:
             return False
         self._report(message)
@@ -133,7 +170,7 @@ class PointToPointReceiver:
     def on_joined(self, message: EncoderJoined) -> None:
         encoder, epoch = message.encoder, message.epoch
         self._lanes[encoder, epoch] = _Lane(
-            lambda: join(self._store, encoder, epoch, DRIVER), self._arena, self._on_event
+            lambda is_over: await_encoder(self._store, encoder, epoch, is_over), self._arena, self._on_event
         )
 
     def on_sent(self, message: EmbeddingsSent) -> None:
@@ -145,8 +182,7 @@ class PointToPointReceiver:
         is_reported = False
         for key in [key for key in self._lanes if key[0] == message.encoder]:
             lane = self._lanes.pop(key)
-            lane.announced.put(message if lane.is_joined else None)
-            is_reported |= lane.is_joined
+            is_reported |= lane.end(message)
         if not is_reported:
             self._on_event(message)
 
@@ -163,7 +199,7 @@ class PointToPointReceiver:
 
     def close(self) -> None:
         for lane in self._lanes.values():
-            lane.announced.put(None)
+            lane.end()
 
     def _on_event(self, event: Event) -> None:
         self._events.append(event)

@@ -22,7 +22,7 @@ from rserve.runtime.arena_memory import ArenaShape, map_shared
 from rserve.runtime.channels import STORE_TIMEOUT
 from rserve.runtime.embedding_channel import EmbeddingReceiver, EmbeddingSender
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
-from rserve.runtime.point_to_point import ENCODER, PointToPointReceiver, PointToPointSender, join
+from rserve.runtime.point_to_point import PointToPointReceiver, PointToPointSender, join
 from rserve.runtime.shared_file import create_shared
 from rserve.runtime.shared_memory import SharedMemoryReceiver, SharedMemorySender
 
@@ -78,7 +78,7 @@ class PointToPointEnds:
     def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
         def open_group() -> dist.ProcessGroup:
             store = dist.TCPStore("127.0.0.1", self.port, None, False, STORE_TIMEOUT, wait_for_workers=False)
-            return join(store, encoder, epoch, ENCODER)
+            return join(store, encoder, epoch)
 
         return PointToPointSender(open_group, announce, self.broken.append)
 
@@ -318,10 +318,26 @@ def test_lost_encoders_leave_no_thread(channel: Channel):
         sender.close()
         channel.receiver.on_lost(EncoderLost(0, ()))
         channel.wait_for(2 * epoch + 2)
+    wait_for_threads(before)
+
+
+def test_encoders_that_die_before_they_join_leave_no_thread(channel: Channel):
+    before = num_threads()
+    for epoch in range(5):
+        channel.receiver.on_joined(EncoderJoined(0, epoch))
+        channel.receiver.on_lost(EncoderLost(0, ()))
+    wait_for_threads(before)
+    sender = channel.start(0, 5)
+    channel.wait_for(5)
+    channel.send(sender, sent("a", (0,), (0,), epoch=5), 1.0)
+    channel.wait_for(6)
+
+
+def wait_for_threads(most: int) -> None:
     deadline = time.monotonic() + 10
-    while num_threads() > before and time.monotonic() < deadline:
+    while num_threads() > most and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert num_threads() <= before
+    assert num_threads() <= most
 
 
 def test_an_encoder_that_cannot_reach_the_driver_says_so():
