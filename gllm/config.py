@@ -76,6 +76,15 @@ class ParallelConfig:
     cpu_affinity: bool = option(False, "pin each rank to cores of its own")
     attention_backend: str = option("auto", "attention kernels", choices=("auto", "flash", "triton", "sdpa"))
     cuda_graphs: bool = option(True, "replay decodes and small micro-batches from CUDA graphs (GPUs only)")
+    executor: str = option(
+        "local",
+        "who starts ranks and encoders: this host, or a Ray cluster (extra [ray])",
+        choices=("local", "ray"),
+    )
+    ray_address: str = option("auto", "address of the Ray cluster (auto: the one that this host is in)")
+    ray_placement: str = option(
+        "pack", "fill one node of the Ray cluster after another, or use many", choices=("pack", "spread")
+    )
     launch_mode: str = option(
         "normal",
         "normal: all ranks here; master, slave: several hosts",
@@ -91,6 +100,11 @@ class ParallelConfig:
     @property
     def world_size(self) -> int:
         return self.pp * self.tp
+
+    @property
+    def is_on_one_host(self) -> bool:
+        """Whether all processes run here, so that Unix sockets and this host's clock are enough."""
+        return self.launch_mode == "normal" and self.executor == "local"
 
 
 @dataclass(frozen=True)
@@ -303,10 +317,23 @@ def check_together(config: EngineConfig) -> None:
         raise ConfigError(f"--ranks {_shown(parallel.ranks)}: must be between 0 and {last} (pp * tp - 1)")
     if parallel.launch_mode != "normal" and not (parallel.master_port and parallel.zmq_port_base):
         raise ConfigError(f"--launch-mode {parallel.launch_mode}: needs --master-port and --zmq-port-base")
+    if parallel.executor == "ray":
+        _check_ray(parallel)
     if (server.ssl_keyfile is None) != (server.ssl_certfile is None):
         raise ConfigError("--ssl-keyfile and --ssl-certfile: give both or neither")
     if config.scheduler.minp > config.scheduler.maxp:
         raise ConfigError(f"--minp {config.scheduler.minp}: must be at most --maxp {config.scheduler.maxp}")
+
+
+def _check_ray(parallel: ParallelConfig) -> None:
+    """Ray says what runs where: flags that say so too are refused."""
+    for flag, is_set in (
+        ("--launch-mode", parallel.launch_mode != "normal"),
+        ("--ranks", parallel.ranks is not None),
+        ("--cpu-affinity", parallel.cpu_affinity),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag}: not with --executor ray, which places all processes itself")
 
 
 def _shown(value: Any) -> str:

@@ -14,7 +14,10 @@ Frames = Sequence[bytes | memoryview]
 
 
 class Inbox:
-    """Where one process (or one of its threads) receives messages; bound by its owner."""
+    """Where one process (or one of its threads) receives messages; bound by its owner.
+
+    address: as asked for, with the port that was found where that was 0.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, codec: Codec) -> None:
         """TCP addresses are bound on all interfaces. Raises zmq.ZMQError where the address is in use."""
@@ -22,6 +25,10 @@ class Inbox:
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(f"tcp://*:{address.rpartition(':')[2]}" if address.startswith("tcp:") else address)
+        self.address = address
+        if address.startswith("tcp:"):
+            bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            self.address = f"{address.rpartition(':')[0]}:{bound.rpartition(':')[2]}"
         self._codec = codec
 
     def receive(self, timeout_ms: int | None = None) -> object | None:

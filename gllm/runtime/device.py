@@ -27,15 +27,14 @@ def pick_device(asked: str, local_index: int) -> torch.device:
     return device
 
 
-def pick_encoder_device(asked: str, num_ranks: int, index: int) -> torch.device:
-    """The device of encoder `index` on a host with num_ranks ranks of the language model.
+def pick_encoder_device(asked: str, wanted: int) -> torch.device:
+    """The device of an encoder; wanted: its place among all processes of this host.
 
     A GPU behind those of the ranks where there is one; else encoders share the GPUs in turns, which works but
     overlaps nothing: with two GPUs and one rank, encoders 0, 1, 2 are on GPUs 1, 0, 1.
     """
     found = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
-    wanted = num_ranks + index
     if 0 < found <= wanted:
-        LOG.warning("%d GPUs are here: encoder %d shares GPU %d", found, index, wanted % found)
+        LOG.warning("%d GPUs are here: this encoder shares GPU %d", found, wanted % found)
         wanted %= found
     return pick_device(asked, wanted)

@@ -52,6 +52,11 @@ def on_host(address: str, host: str) -> str:
     return f"tcp://{host}:{address.rpartition(':')[2]}"
 
 
+def reachable(inbox: str, parallel: ParallelConfig) -> str:
+    """The address of an inbox of this process for processes on all hosts of the deployment."""
+    return on_host(inbox, own_address(parallel.master_addr)) if inbox.startswith("tcp:") else inbox
+
+
 def own_address(master: str) -> str:
     """This host's IPv4 address as the master sees it; no packet is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

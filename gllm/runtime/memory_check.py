@@ -52,8 +52,12 @@ def need_of_ranks(config: EngineConfig, stage_zero_encodes: bool = True) -> Host
 
 
 def check_host_memory(config: EngineConfig, need: HostNeed, available: int) -> None:
-    """Raise ConfigError when this host has less memory available than is needed and computes on CPUs."""
-    if need.total <= available or not computes_on_cpu(config.parallel.device):
+    """Raise ConfigError when this host has less memory available than is needed and computes on CPUs.
+
+    Ray places processes itself, on hosts that are not known here.
+    """
+    parallel = config.parallel
+    if need.total <= available or parallel.executor == "ray" or not computes_on_cpu(parallel.device):
         return
     parts = {"weights": need.weights, "KV cache": need.kv_cache, "embeddings": need.embeddings}
     shown = ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)

@@ -99,10 +99,14 @@ class PixelBatch:
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """Rank or encoder -> API server: loaded and waiting; the driver adds what the deployment can hold."""
+    """Rank or encoder -> API server: loaded and waiting; the driver adds what the deployment can hold.
+
+    inbox: where it listens.
+    """
 
     name: str
     pid: int
+    inbox: str = ""
     num_kv_blocks: int = 0
     num_kv_tokens: int = 0
     max_model_len: int = 0

@@ -156,10 +156,12 @@ class ParallelContext:
             if stage == layout.stage:
                 self.tp = GroupTensorParallel(group)
 
-    def hosts(self, own: str) -> list[str]:
-        """Addresses of all ranks' hosts, in order of rank; all of them call this with their own."""
-        self._store.set(f"host of {self.layout.rank}", own)
-        return [self._store.get(f"host of {rank}").decode() for rank in range(self.layout.world_size)]
+    def inboxes(self, own: str) -> list[str]:
+        """Addresses of all ranks' inboxes, in order of rank; all of them call this with their own."""
+        if self.layout.world_size == 1:
+            return [own]
+        self._store.set(f"inbox of {self.layout.rank}", own)
+        return [self._store.get(f"inbox of {rank}").decode() for rank in range(self.layout.world_size)]
 
     def link(self, shape: HiddenShape, max_in_flight: int) -> StageLink:
         """The link to the stages before and after this one."""

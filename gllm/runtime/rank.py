@@ -8,7 +8,7 @@ from gllm.core.core_config import CoreConfig
 from gllm.models.registry import Model
 from gllm.runtime.device import pick_device
 from gllm.runtime.host_memory import free_cpu_bytes
-from gllm.runtime.hosts import on_host, own_address
+from gllm.runtime.hosts import reachable
 from gllm.runtime.kv_sizing import blocks_on_cpu, blocks_on_gpu
 from gllm.runtime.loading import ModelPlan, load_encoder, load_stage, make_runner, rank_place
 from gllm.runtime.messages import RankReady
@@ -42,16 +42,17 @@ class Rank:
         self.plan = ModelPlan.of(config)
         self.layout = RankLayout(spec.rank, config.parallel.pp, config.parallel.tp)
         self.inbox = post.inbox(spec.name)
-        local_ranks = config.parallel.ranks or tuple(range(self.layout.world_size))
-        self.device = pick_device(config.parallel.device, local_ranks.index(spec.rank))
+        self.device = pick_device(config.parallel.device, spec.gpu)
         self.parallel = ParallelContext(self.layout, self.device, Rendezvous(spec.host, spec.port, listen_fd))
-        if config.parallel.launch_mode != "normal":
+        self.inbox_address = reachable(self.inbox.address, config.parallel)
+        if not config.parallel.is_on_one_host:
             self._find_others()
         self.place = self.plan.placement(self.device, self.parallel.tp)
         model = load_stage(self.plan, self.layout.stage, self.place)
         encodes = stage_zero_encodes and self.layout.stage == 0 and self.plan.shape.vision is not None
         self.encoder = load_encoder(self.plan, self.place) if encodes else None
-        self.num_blocks = self.parallel.smallest(self._affordable_blocks(model, len(local_ranks)))
+        num_local = len(config.parallel.ranks or range(self.layout.world_size))
+        self.num_blocks = self.parallel.smallest(self._affordable_blocks(model, num_local))
         self.runner = make_runner(self.plan, model, self._rank_place(), self.place, self.num_blocks)
         self.recorder = self._make_recorder()
 
@@ -88,7 +89,13 @@ class Rank:
         """Tell the API server that this rank is ready."""
         tokens = self.num_blocks * self.config.cache.page_size
         ready = RankReady(
-            self.spec.name, os.getpid(), self.num_blocks, tokens, self.max_model_len, embedding_tokens
+            self.spec.name,
+            os.getpid(),
+            self.inbox_address,
+            self.num_blocks,
+            tokens,
+            self.max_model_len,
+            embedding_tokens,
         )
         self.post.outbox("api").send(ready)
 
@@ -102,10 +109,8 @@ class Rank:
         self.post.close()
 
     def _find_others(self) -> None:
-        hosts = self.parallel.hosts(own_address(self.config.parallel.master_addr))
-        for rank, host in enumerate(hosts):
-            name = f"rank{rank}"
-            self.post.relocate(name, on_host(self.spec.addresses[name], host))
+        for rank, address in enumerate(self.parallel.inboxes(self.inbox_address)):
+            self.post.relocate(f"rank{rank}", address)
 
     def _on_result(self, result: BatchResult) -> None:
         if result.tokens:

@@ -21,7 +21,8 @@ class RankSpec:
     """One rank of a deployment (or an encoder: rank -1).
 
     config: the deployment's configuration as JSON. addresses: inboxes by name. host, port: where
-    torch.distributed meets. threads: of torch. cores: to stay on, if any.
+    torch.distributed meets. threads: of torch. cores: to stay on, if any. gpu: which of those that the
+    process sees is its own, where there are any.
     """
 
     name: str
@@ -32,6 +33,7 @@ class RankSpec:
     port: int = 0
     threads: int = 1
     cores: tuple[int, ...] = ()
+    gpu: int = 0
     extra: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
@@ -51,8 +53,7 @@ def child_environment(parallel: ParallelConfig, threads: int) -> dict[str, str]:
     Idle OpenMP threads sleep after about a millisecond instead of spinning. gloo uses the interface that
     leads to the other ranks.
     """
-    alone = parallel.launch_mode == "normal"
-    interface = "lo" if alone else interface_of(own_address(parallel.master_addr))
+    interface = "lo" if parallel.is_on_one_host else interface_of(own_address(parallel.master_addr))
     wanted = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),

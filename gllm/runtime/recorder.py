@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 def trace_clock(parallel: ParallelConfig) -> Clock:
     """The clock of all spans: one that a host's processes share, or among several hosts the time of day."""
-    return time.monotonic if parallel.launch_mode == "normal" else time.time
+    return time.monotonic if parallel.is_on_one_host else time.time
 
 
 class StepRecorder:

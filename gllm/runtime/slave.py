@@ -79,7 +79,9 @@ class SlaveHost:
         parallel = self._config.parallel
         cores = cores_of(index, threads) if parallel.cpu_affinity else ()
         host, port = parallel.master_addr, parallel.master_port
-        return RankSpec(f"rank{rank}", rank, self._config_json, self._addresses, host, port, threads, cores)
+        return RankSpec(
+            f"rank{rank}", rank, self._config_json, self._addresses, host, port, threads, cores, index
+        )
 
     def _connect(self, spawner: Spawner) -> socket.socket:
         """A connection to rank 0's rendezvous that lasts as long as rank 0.

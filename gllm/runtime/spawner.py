@@ -18,11 +18,12 @@ CLOSE_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A child ended. code < 0: killed by signal -code."""
+    """A child ended. code < 0: killed by signal -code. reason: where more is known than that."""
 
     name: str
     pid: int
     code: int
+    reason: str = ""
 
 
 class SpawnerLost(Exception):

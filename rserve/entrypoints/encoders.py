@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gllm.runtime.channels import Outbox
+from gllm.runtime.messages import RankReady
 
 LOG = logging.getLogger("rserve")
 START_TIMEOUT_S = 300.0
@@ -21,6 +22,8 @@ class EncoderHost(Protocol):
     def start_encoder(self, index: int) -> None: ...
 
     def kill_encoder(self, index: int) -> None: ...
+
+    def on_ready(self, message: RankReady) -> None: ...
 
     def outbox(self, name: str) -> Outbox: ...
 

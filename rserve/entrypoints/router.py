@@ -117,6 +117,7 @@ class EncoderRouter:
             case BatchFailed():
                 self._on_failed(message)
             case RankReady() if (index := encoder_index(message)) is not None:
+                self._host.on_ready(message)
                 if self._encoders.on_ready(index):
                     self._dispatcher.on_encoder_ready(index)
         self._dispatch()

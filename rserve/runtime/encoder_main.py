@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gllm.layers.comm import SINGLE
 from gllm.runtime.device import pick_encoder_device
+from gllm.runtime.hosts import reachable
 from gllm.runtime.loading import ModelPlan, load_encoder
 from gllm.runtime.messages import RankReady
 from gllm.runtime.post import Post
@@ -12,9 +13,9 @@ from gllm.runtime.rank_main import run_guarded
 from gllm.runtime.rank_spec import RankSpec
 from gllm.runtime.recorder import StepRecorder, trace_clock
 from rserve.config import RServeConfig
-from rserve.runtime.channels import arena_shape, open_sender
+from rserve.runtime.channels import ChannelEnd, arena_shape, open_sender
 from rserve.runtime.encoder_worker import EncoderWorker
-from rserve.runtime.messages import epd_codec
+from rserve.runtime.messages import BatchEncoded, EmbeddingsSent, epd_codec
 
 
 def main(spec_json: str, fds: Sequence[int]) -> int:
@@ -29,15 +30,22 @@ def _live(spec: RankSpec, config: RServeConfig, post: Post, fds: Sequence[int]) 
     inbox = post.inbox(spec.name)
     plan = ModelPlan.of(config)
     index = spec.extra["index"]
-    device = pick_encoder_device(config.parallel.device, config.parallel.world_size, index)
+    device = pick_encoder_device(config.parallel.device, spec.gpu)
     encoder = load_encoder(plan, plan.placement(device, SINGLE))
     to_api, to_driver = post.outbox("api").send, post.outbox("rank0").send
-    sender = open_sender(config, arena_shape(config, plan), spec, fds, to_driver)
+    announcements = Post(spec.addresses, epd_codec())  # for the thread that announces
+
+    def announce(message: EmbeddingsSent) -> None:
+        announcements.outbox("rank0").send(message)
+        announcements.outbox("api").send(BatchEncoded(index, message.batch_id))
+
+    sender = open_sender(ChannelEnd(config, arena_shape(config, plan), device, fds), spec, announce)
     to_trace = to_api if config.server.trace else None
     clock = trace_clock(config.parallel)
     recorder = StepRecorder(spec.name, f"encoder {index}", to_driver, to_trace, clock)
     patch_size = plan.shape.vision.patch_size if plan.shape.vision else 0
     worker = EncoderWorker(encoder, sender, recorder, to_api, (index, spec.extra["epoch"], patch_size))
-    to_api(RankReady(spec.name, os.getpid()))
+    to_api(RankReady(spec.name, os.getpid(), reachable(inbox.address, config.parallel)))
     worker.run(inbox)
+    announcements.close()
     post.close()

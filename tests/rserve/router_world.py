@@ -150,6 +150,9 @@ class Host:
     def exit(self, index: int) -> None:
         asyncio.get_running_loop().call_soon(lambda: self.on_encoder_exit(index))
 
+    def on_ready(self, message: RankReady) -> None:
+        """Its inbox needs no address."""
+
     def outbox(self, name: str) -> FaultyEncoder:
         return self.encoders[int(name.removeprefix("encoder"))]
 

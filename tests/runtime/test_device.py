@@ -19,12 +19,12 @@ def test_ranks_take_gpus_in_order_and_a_missing_one_is_named(two_gpus):
 
 
 def test_encoders_take_free_gpus_first_and_then_share(two_gpus):
-    assert [pick_encoder_device("cuda", 1, index).index for index in range(3)] == [1, 0, 1]
+    assert [pick_encoder_device("cuda", wanted).index for wanted in (1, 2, 3)] == [1, 0, 1]
 
 
 def test_the_cpu_is_taken_when_asked_for_or_alone(two_gpus, monkeypatch):
-    assert pick_encoder_device("cpu", 1, 0).type == "cpu"
+    assert pick_encoder_device("cpu", 1).type == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto", 0).type == "cpu"
     with pytest.raises(ConfigError):
-        pick_encoder_device("cuda", 1, 0)
+        pick_encoder_device("cuda", 1)
