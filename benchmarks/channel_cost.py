@@ -30,10 +30,11 @@ from benchmarks import results
 from benchmarks.servers import ROOT, fast_dtype
 from gllm.config import ModelConfig
 from gllm.runtime.channels import Inbox, Outbox
+from gllm.runtime.embedding_rows import BorrowedRows
 from gllm.runtime.loading import ModelPlan, torch_dtype
 from gllm.runtime.rank_spec import RankSpec
 from rserve.config import EpdConfig, RServeConfig
-from rserve.runtime.channels import arena_shape, open_receiver, open_sender
+from rserve.runtime.channels import ChannelEnd, arena_shape, open_receiver, open_sender
 from rserve.runtime.embedding_channel import EmbeddingReceiver
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, epd_codec
 from rserve.runtime.shared_file import create_shared
@@ -49,8 +50,8 @@ class CountingCore:
     rows: int = 0
     latencies: list[float] | None = None
 
-    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: torch.Tensor) -> bool:
-        self.rows += payload.shape[0]
+    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: BorrowedRows) -> bool:
+        self.rows += payload.tensor.shape[0]
         if self.latencies is not None:
             self.latencies.append(time.monotonic() - float(request_id))
         return True
@@ -77,7 +78,7 @@ def measure(channel: str, batches: int, dtype: str) -> dict[str, float]:
         command = [sys.executable, "-m", "benchmarks.channel_cost", "--sender", json.dumps(job)]
         sender = subprocess.Popen([*command, *map(str, keep)], pass_fds=keep, cwd=ROOT)
         try:
-            receiver = open_receiver(config, shape, torch.device("cpu"), fds)
+            receiver = open_receiver(ChannelEnd(config, shape, torch.device("cpu"), fds))
             receiver.on_joined(EncoderJoined(0, 0))
             return _receive(inbox, receiver, batches, shape.num_bytes / shape.rows)
         finally:
@@ -140,7 +141,7 @@ def send(job: dict[str, object], fds: Sequence[int]) -> None:
     outbox = Outbox(context, str(job["address"]), epd_codec())
     extra = {"index": 0, "epoch": 0, "store_port": int(str(job["port"]))}
     spec = RankSpec("encoder0", -1, config.to_json(), {}, extra=extra)
-    sender = open_sender(config, shape, spec, fds, outbox.send)
+    sender = open_sender(ChannelEnd(config, shape, torch.device("cpu"), fds), spec, outbox.send)
     embedding = torch.randn(ROWS, shape.hidden_size).to(shape.dtype)
     batches = int(str(job["batches"]))
     for number in range(batches):

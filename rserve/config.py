@@ -27,9 +27,10 @@ class EpdConfig:
     )
     embedding_gib: float = option(0.5, "memory for embeddings that wait for prefill, in GiB", low=0.0)
     embedding_channel: str = option(
-        "shm",
-        "how embeddings reach the driver: shared memory, torch.distributed, or NIXL (extra [nixl])",
-        choices=("shm", "p2p", "nixl"),
+        "auto",
+        "how embeddings reach the driver: shared memory, CUDA IPC, torch.distributed, NIXL (extra [nixl]); "
+        "auto: on one host shm on CPUs and cuda-ipc on GPUs, else p2p",
+        choices=("auto", "shm", "cuda-ipc", "p2p", "nixl"),
         flags=("--channel",),
     )
     encoder_restarts: int = option(3, "times a lost encoder is started again", low=0)

@@ -101,7 +101,7 @@ class PixelBatch:
 class RankReady:
     """Rank or encoder -> API server: loaded and waiting; the driver adds what the deployment can hold.
 
-    inbox: where it listens.
+    inbox: where it listens. embedding_channel: by which embeddings come to the driver, if they do.
     """
 
     name: str
@@ -111,6 +111,7 @@ class RankReady:
     num_kv_tokens: int = 0
     max_model_len: int = 0
     embedding_tokens: int = 0
+    embedding_channel: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

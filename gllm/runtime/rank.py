@@ -85,7 +85,7 @@ class Rank:
         peers = Peers(outboxes, self.layout.tp, self.layout.sampler)
         return PipelineExecutor(self.runner, peers, self.recorder, self.encoder, pixels)
 
-    def announce(self, embedding_tokens: int = 0) -> None:
+    def announce(self, embedding_tokens: int = 0, embedding_channel: str | None = None) -> None:
         """Tell the API server that this rank is ready."""
         tokens = self.num_blocks * self.config.cache.page_size
         ready = RankReady(
@@ -96,6 +96,7 @@ class Rank:
             tokens,
             self.max_model_len,
             embedding_tokens,
+            embedding_channel,
         )
         self.post.outbox("api").send(ready)
 

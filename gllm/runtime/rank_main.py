@@ -30,6 +30,7 @@ class DriverParts:
 
     pixels: where stage 0 finds what it encodes. sources, handlers: more events for the core.
     embedding_tokens: embeddings that fit into this deployment's memory for them, 0 where there is none.
+    embedding_channel: by which they come from encoders, if they do.
     """
 
     core: DrivenCore
@@ -37,6 +38,7 @@ class DriverParts:
     sources: Sequence[EventSource] = ()
     handlers: Mapping[type, Callable[[Any], object]] = field(default_factory=dict)
     embedding_tokens: int = 0
+    embedding_channel: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def _drive(rank: Rank, parts: DriverParts) -> None:
     executor = rank.executor(parts.pixels)
     more = MoreEvents(parts.sources, parts.handlers)
     driver = Driver(parts.core, executor, rank.inbox, rank.post.outbox("api"), more)
-    rank.announce(parts.embedding_tokens)
+    rank.announce(parts.embedding_tokens, parts.embedding_channel)
     driver.run()
     rank.recorder.flush()
     executor.close()

@@ -62,7 +62,7 @@ class EpdScheme:
             "scheme": epd.scheme,
             "encoders": self._config.num_encoders,
             "embedding_batch_size": size if size != float("inf") else "inf",
-            "embedding_channel": epd.embedding_channel if self._config.num_encoders else None,
+            "embedding_channel": deployment.ready["rank0"].embedding_channel,
         }
 
     def _problems(self) -> list[str]:

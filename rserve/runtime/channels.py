@@ -47,11 +47,13 @@ class ChannelEnd:
 
     @property
     def kind(self) -> str:
-        """The transport; `auto` becomes one that both sides choose alike."""
-        epd = self.config.epd
-        if epd.embedding_channel != "auto":
-            return epd.embedding_channel
-        if not self.config.parallel.shares_memory:
+        """The transport; both sides choose alike for `auto`. Raises ConfigError where a GPU is missing."""
+        asked = self.config.epd.embedding_channel
+        if asked == "cuda-ipc" and self.device.type != "cuda":
+            raise ConfigError("--embedding-channel cuda-ipc: this host's ranks have no GPU: use shm")
+        if asked != "auto":
+            return asked
+        if self.config.parallel.executor == "ray":
             return "p2p"
         return "cuda-ipc" if self.device.type == "cuda" else "shm"
 
@@ -112,8 +114,8 @@ def _on_gpu(shape: ArenaShape, device: torch.device) -> torch.Tensor:
     free, _ = torch.cuda.mem_get_info(device)
     if shape.num_bytes > free:
         raise ConfigError(
-            f"--embedding-gib {shape.num_bytes / GIB:.2f}: {free / GIB:.2f} GiB are free on the driver's GPU: "
-            "lower it or --gpu-memory-util, or use --embedding-channel shm"
+            f"--embedding-gib {shape.num_bytes / GIB:.2f}: {free / GIB:.2f} GiB are free on the driver's GPU:"
+            " lower it or --gpu-memory-util, or use --embedding-channel shm"
         )
     return torch.zeros(shape.rows, shape.hidden_size, dtype=shape.dtype, device=device)
 

@@ -82,9 +82,12 @@ class EpdDeployment(Deployment):
         super().stop(grace_s)
 
     def _open_channel(self, num_bytes: int) -> None:
-        if self.config.epd.embedding_channel == "shm":
+        """Make what the channel needs; for `auto` all that it may need, for only ranks know their devices."""
+        channel = self.config.epd.embedding_channel
+        is_spread = self.config.parallel.executor == "ray"
+        if channel == "shm" or (channel == "auto" and not is_spread):
             self._memory = create_shared(num_bytes)
-        else:
+        if channel != "shm":
             self._store_port = self.site.listen()
 
     def _channel_fds(self) -> list[int]:
@@ -117,7 +120,7 @@ def _check_channel(config: RServeConfig) -> None:
     channel = config.epd.embedding_channel
     if channel == "nixl" and find_spec("nixl") is None:
         raise ConfigError("--embedding-channel nixl: NIXL is not installed: pip install rserve[nixl]")
-    if channel == "shm" and config.num_encoders and config.parallel.executor == "ray":
+    if channel in ("shm", "cuda-ipc") and config.num_encoders and config.parallel.executor == "ray":
         raise ConfigError("--executor ray: its nodes share no memory: use --embedding-channel p2p")
 
 

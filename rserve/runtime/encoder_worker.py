@@ -10,7 +10,7 @@ from gllm.runtime.pixel_inbox import as_pictures
 from gllm.runtime.rank_main import one_line
 from gllm.runtime.recorder import REST_AFTER_MS, Send, StepRecorder
 from rserve.runtime.embedding_channel import EmbeddingSender
-from rserve.runtime.messages import BatchEncoded, BatchFailed, EmbeddingsSent, EncodeRequest
+from rserve.runtime.messages import BatchFailed, EmbeddingsSent, EncodeRequest
 
 
 class EncoderWorker:
@@ -24,7 +24,10 @@ class EncoderWorker:
         to_api: Send,
         identity: tuple[int, int, int],
     ) -> None:
-        """identity: this encoder's number, its epoch, and the patch size of its pixels."""
+        """sender: tells driver and API server of each batch. to_api: for batches that failed.
+
+        identity: this encoder's number, its epoch, and the patch size of its pixels.
+        """
         self._encoder = encoder
         self._sender = sender
         self._recorder = recorder
@@ -58,8 +61,6 @@ class EncoderWorker:
         except (RuntimeError, ValueError) as error:
             traceback.print_exc()
             self._to_api(BatchFailed(self._index, message.batch_id, one_line(error)))
-            return
-        self._to_api(BatchEncoded(self._index, message.batch_id))
 
     def _encode(self, message: EncodeRequest, frames: Sequence[memoryview]) -> None:
         start = self._recorder.now()
@@ -75,5 +76,6 @@ class EncoderWorker:
             message.rows,
             message.counts,
             self._recorder.now(),
+            message.batch_id,
         )
         self._sender.send(sent, embeddings)

@@ -26,6 +26,7 @@ class EmbeddingsSent:
     """Encoder -> driver: embeddings are in place (shared memory), or about to be sent (point-to-point).
 
     encoder, epoch: who sends; epoch counts its restarts. sent_at: when it began, on the clock of traces.
+    batch_id: of the encoder batch.
     """
 
     encoder: int
@@ -36,11 +37,12 @@ class EmbeddingsSent:
     rows: tuple[int, ...]
     counts: tuple[int, ...]
     sent_at: float = 0.0
+    batch_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEncoded:
-    """Encoder -> API server: a batch is encoded, its pixels are not needed, there is room for another."""
+    """Encoder -> API server: a batch is encoded and announced to the driver; there is room for another."""
 
     encoder: int
     batch_id: int

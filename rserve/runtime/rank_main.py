@@ -11,7 +11,7 @@ from gllm.runtime.rank_main import DriverParts, RankProgram, run_rank
 from gllm.runtime.rank_spec import RankSpec
 from rserve.config import RServeConfig
 from rserve.core.epd_core import make_core
-from rserve.runtime.channels import arena_shape, open_receiver
+from rserve.runtime.channels import ChannelEnd, arena_shape, open_receiver
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost, epd_codec
 from rserve.runtime.traced_receiver import TracedReceiver
 
@@ -23,13 +23,14 @@ def assemble(config: RServeConfig, rank: Rank, fds: Sequence[int]) -> DriverPart
     has_fallback = config.epd.encoder_fallback == "driver" and vision is not None
     core = make_core(config.scheme, rank.core_config(), shape.num_bytes // shape.rows, has_fallback)
     sources: list[EventSource] = []
-    pixels = None
+    pixels, channel = None, None
     if vision is not None and core.stage_encoder is not None:
         pixels = PixelStore()
         sources.append(PixelInbox(rank.post.inbox("rank0-pixels"), pixels, vision.patch_size))
     handlers: dict[type, Callable[[Any], object]] = {}
     if config.num_encoders and vision is not None:
-        receiver = open_receiver(config, shape, rank.device, fds)
+        end = ChannelEnd(config, shape, rank.device, fds)
+        channel, receiver = end.kind, open_receiver(end)
         if config.server.trace:
             receiver = TracedReceiver(receiver, rank.recorder)
         sources.append(receiver)
@@ -38,7 +39,7 @@ def assemble(config: RServeConfig, rank: Rank, fds: Sequence[int]) -> DriverPart
             EncoderJoined: receiver.on_joined,
             EncoderLost: receiver.on_lost,
         }
-    return DriverParts(core, pixels, sources, handlers, shape.rows)
+    return DriverParts(core, pixels, sources, handlers, shape.rows, channel)
 
 
 def main(spec_json: str, fds: Sequence[int]) -> int:

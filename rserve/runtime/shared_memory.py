@@ -8,15 +8,16 @@ from typing import Protocol
 from torch import Tensor
 
 from gllm.core.effects import Effect
+from gllm.runtime.embedding_rows import BorrowedRows
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 
-Announce = Callable[[object], None]
+Announce = Callable[[EmbeddingsSent], None]
 
 
 class Landing(Protocol):
     """What a receiver tells a core that can lose encoders."""
 
-    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Tensor) -> bool: ...
+    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: BorrowedRows) -> bool: ...
 
     def on_encoder_lost(self, items: list[tuple[str, int, int]]) -> None: ...
 
@@ -78,6 +79,7 @@ def hand_over(core: Landing, event: EmbeddingsSent | EncoderLost, arena: Tensor)
     match event:
         case EmbeddingsSent():
             for item, attempt, row, count in zip(event.items, event.attempts, event.rows, event.counts):
-                core.on_embeddings(event.request_id, item, attempt, arena[row : row + count])
+                rows = BorrowedRows(arena[row : row + count])
+                core.on_embeddings(event.request_id, item, attempt, rows)
         case EncoderLost():
             core.on_encoder_lost(list(event.items))

@@ -1,9 +1,9 @@
 """An embedding channel whose transfers are recorded, from the encoder's send to the landing."""
 
 import zmq
-from torch import Tensor
 
 from gllm.core.effects import Effect
+from gllm.runtime.embedding_rows import BorrowedRows
 from gllm.runtime.recorder import StepRecorder
 from rserve.runtime.embedding_channel import EmbeddingReceiver
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
@@ -64,7 +64,7 @@ class _Watched:
         self._core = core
         self._watcher = watcher
 
-    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Tensor) -> bool:
+    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: BorrowedRows) -> bool:
         self._watcher.landed((request_id, item, attempt))
         return self._core.on_embeddings(request_id, item, attempt, payload)
 

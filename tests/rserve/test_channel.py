@@ -5,6 +5,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -17,14 +18,17 @@ from torch import Tensor
 from gllm.core.core_config import CoreConfig
 from gllm.core.effects import EncodeItems, ItemReleased
 from gllm.core.request import MMItem, Request
+from gllm.runtime.embedding_rows import BorrowedRows
 from rserve.core.epd_core import Scheme, make_core
 from rserve.runtime.arena_memory import ArenaShape, map_shared
 from rserve.runtime.channels import STORE_TIMEOUT
+from rserve.runtime.cuda_ipc import CudaIpcReceiver, CudaIpcSender, open_arena
 from rserve.runtime.embedding_channel import EmbeddingReceiver, EmbeddingSender
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 from rserve.runtime.point_to_point import PointToPointReceiver, PointToPointSender, join
 from rserve.runtime.shared_file import create_shared
 from rserve.runtime.shared_memory import SharedMemoryReceiver, SharedMemorySender
+from tests.rserve.file_memory import FileMemory
 
 ROWS, HIDDEN = 64, 8
 HAS_NIXL = find_spec("nixl") is not None
@@ -37,9 +41,9 @@ class Landed:
     events: list[tuple[object, ...]] = field(default_factory=list)
     payloads: list[Tensor] = field(default_factory=list)
 
-    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: Tensor) -> bool:
+    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: BorrowedRows) -> bool:
         self.events.append((request_id, item, attempt))
-        self.payloads.append(payload)
+        self.payloads.append(payload.tensor)
         return request_id != "gone"
 
     def on_encoder_lost(self, items: list[tuple[str, int, int]]) -> None:
@@ -56,6 +60,26 @@ class SharedMemoryEnds:
 
     def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
         return SharedMemorySender(map_shared(self.fd, self.shape), announce)
+
+    def close(self) -> None:
+        self.receiver.close()
+        os.close(self.fd)
+
+
+class CudaIpcEnds:
+    """Both ends in this process, over host memory in the place of a GPU's."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.broken: list[RuntimeError] = []
+        self.shape = ArenaShape(ROWS, HIDDEN, dtype)
+        self.fd = create_shared(self.shape.num_bytes)
+        self.memory, self.store = FileMemory(self.fd), dist.HashStore()
+        arena = map_shared(self.fd, self.shape)
+        self.receiver: EmbeddingReceiver = CudaIpcReceiver(self.memory, arena, self.store)
+
+    def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
+        arena = open_arena(self.memory, self.store, self.shape)
+        return CudaIpcSender(self.memory, arena, announce, self.broken.append)
 
     def close(self) -> None:
         self.receiver.close()
@@ -106,9 +130,10 @@ class NixlEnds:
         self.receiver.close()
 
 
-Ends = SharedMemoryEnds | PointToPointEnds | NixlEnds
+Ends = SharedMemoryEnds | CudaIpcEnds | PointToPointEnds | NixlEnds
 ENDS: dict[str, Callable[[torch.dtype], Ends]] = {
     "shm": SharedMemoryEnds,
+    "cuda-ipc": CudaIpcEnds,
     "p2p": PointToPointEnds,
     "nixl": NixlEnds,
 }
@@ -120,7 +145,7 @@ class Channel:
     def __init__(self, ends: Ends, dtype: torch.dtype) -> None:
         self.ends, self.receiver, self.dtype = ends, ends.receiver, dtype
         self.core = Landed()
-        self.announced: list[EmbeddingsSent] = []
+        self.announced: deque[EmbeddingsSent] = deque()
         self.senders: list[EmbeddingSender] = []
 
     def start(self, encoder: int = 0, epoch: int = 0) -> EmbeddingSender:
@@ -139,17 +164,16 @@ class Channel:
 
     def deliver(self, core: object | None = None) -> None:
         """The driver reads its inbox."""
-        for message in self.announced:
-            self.receiver.on_sent(message)
-        self.announced.clear()
+        while self.announced:
+            self.receiver.on_sent(self.announced.popleft())
         self.receiver.drain(core or self.core)
 
     def wait_for(self, num_events: int) -> None:
         deadline = time.monotonic() + 20
         self.deliver()
         while len(self.core.events) < num_events and time.monotonic() < deadline:
-            select.select([self.receiver.wakes], [], [], 0.05)
-            self.receiver.drain(self.core)
+            select.select([self.receiver.wakes], [], [], 0.02)
+            self.deliver()
         assert len(self.core.events) == num_events, self.core.events
 
     def close(self) -> None:
@@ -173,6 +197,7 @@ def sent(
 @pytest.fixture(
     params=[
         "shm",
+        "cuda-ipc",
         "p2p",
         pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")),
     ]

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 
 from gllm.core.batch import EmbedRows
-from gllm.runtime.embedding_rows import EmbeddingRows
+from gllm.runtime.embedding_rows import BorrowedRows, EmbeddingRows
 from gllm.runtime.staging import HostCopy, Packing, Staging
 
 ARRAYS = [
@@ -41,3 +41,10 @@ def test_encoded_rows_replace_placeholders():
         hidden, [EmbedRows(1, payload, 2, 2), EmbedRows(5, payload, 0, 1)]
     )
     assert hidden[:, 0].tolist() == [0, 4, 6, 0, 0, 0]
+
+
+def test_borrowed_rows_may_be_written_to_again_when_they_are_in():
+    hidden, arena = torch.zeros(3, 2), torch.arange(8.0).view(4, 2)
+    EmbeddingRows(torch.device("cpu")).write(hidden, [EmbedRows(1, BorrowedRows(arena[1:]), 1, 2)])
+    arena.zero_()
+    assert hidden[:, 0].tolist() == [0, 4, 6]

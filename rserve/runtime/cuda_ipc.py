@@ -1,0 +1,99 @@
+"""The embedding channel by CUDA IPC, between GPUs of one host or processes on one GPU.
+
+The driver's embedding memory lies on its GPU. It is exported once; an encoder opens it once, and copies each
+batch to its rows on a stream of its own, device to device, without the host. A thread waits for the copy and
+announces the batch. So what is announced has landed, as in shared memory.
+
+A dead encoder writes nothing more: its GPU work ends with its process, before that is reaped.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+from torch import Tensor
+
+from gllm.config import ConfigError
+from rserve.runtime.arena_memory import ArenaShape
+from rserve.runtime.device_memory import Arrival, DeviceMemory, MemoryHandle
+from rserve.runtime.messages import EmbeddingsSent
+from rserve.runtime.shared_memory import Announce, SharedMemoryReceiver
+
+HANDLE_KEY = "cuda-ipc/handle"
+
+
+class HandleStore(Protocol):
+    """Where the driver leaves the handle: a torch.distributed store."""
+
+    def set(self, key: str, value: bytes) -> None: ...
+
+    def get(self, key: str) -> bytes:
+        """Waits until it is set."""
+        ...
+
+
+def open_arena(memory: DeviceMemory, store: HandleStore, shape: ArenaShape) -> Tensor:
+    """The driver's embedding memory in an encoder; waits until the driver has made it.
+
+    Raises ConfigError where this process can't open it.
+    """
+    handle = msgspec.msgpack.decode(store.get(HANDLE_KEY), type=MemoryHandle)
+    try:
+        if handle.num_bytes < shape.num_bytes:
+            raise RuntimeError(f"the driver has {handle.num_bytes} bytes, not {shape.num_bytes}")
+        return memory.open(handle, shape)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"--embedding-channel cuda-ipc: the driver's memory cannot be opened ({reason}): use shm"
+        ) from error
+
+
+class CudaIpcSender:
+    """Starts a copy and returns; announces when it is complete, from a thread of its own."""
+
+    def __init__(
+        self,
+        memory: DeviceMemory,
+        arena: Tensor,
+        announce: Announce,
+        on_broken: Callable[[RuntimeError], None],
+    ) -> None:
+        """arena: from open_arena. announce, on_broken (the device failed): both called in the thread."""
+        self._memory = memory
+        self._arena = arena
+        self._announce = announce
+        self._on_broken = on_broken
+        self._under_way: queue.SimpleQueue[tuple[Arrival, EmbeddingsSent] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
+        self._thread.start()
+
+    def send(self, message: EmbeddingsSent, embeddings: Sequence[Tensor]) -> None:
+        """Returns at once; the tensors must not change afterwards."""
+        rows = [self._arena[row : row + count] for row, count in zip(message.rows, message.counts)]
+        self._under_way.put((self._memory.copy(rows, embeddings), message))
+
+    def close(self) -> None:
+        self._under_way.put(None)
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        try:
+            while (sent := self._under_way.get()) is not None:
+                arrival, message = sent
+                arrival.wait()
+                self._announce(message)
+        except RuntimeError as error:
+            self._on_broken(error)
+
+
+class CudaIpcReceiver(SharedMemoryReceiver):
+    """Its memory is written to by encoders; what is announced is there."""
+
+    def __init__(self, memory: DeviceMemory, arena: Tensor, store: HandleStore) -> None:
+        """arena: [rows, hidden_size] on the driver's GPU. store: where encoders find its handle."""
+        super().__init__(arena)
+        self._store = store  # serves encoders that come later
+        store.set(HANDLE_KEY, msgspec.msgpack.encode(memory.export(arena)))
