@@ -45,7 +45,7 @@ def _draw(group: Group, out_dir: Path) -> list[Path]:
     axis.set_ylim(top=axis.get_ylim()[1] * 1.08)
     largest = max(row["encode_share"] for row in rows)
     style.note(axis, f"largest share of encoding: {largest:.0%} (paper {paper.ENCODE_SHARE:.0%})", below=42)
-    figure.suptitle(f"Figure 2. One request, {model_title(group.lines)}\n{group.suffix}")
+    style.title(figure, f"Figure 2. One request, {model_title(group.lines)}\n{group.suffix}")
     style.shared_legend(figure, [axis])
     return style.save(figure, f"fig02_{group.slug}", rows, out_dir)
 

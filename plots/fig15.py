@@ -33,7 +33,7 @@ def _draw(group: Group, out_dir: Path) -> list[Path]:
         rows += [
             {"workload": workload, "input_tokens": total, "vision_tokens": vision} for total, vision in pairs
         ]
-    figure.suptitle(f"Figure 15. Input lengths, {model_title(group.lines)}\n{group.suffix}")
+    style.title(figure, f"Figure 15. Input lengths, {model_title(group.lines)}\n{group.suffix}")
     style.shared_legend(figure, axes)
     return style.save(figure, f"fig15_{group.slug}", rows, out_dir)
 

@@ -43,7 +43,7 @@ def _draw(group: Group, out_dir: Path) -> list[Path]:
         axis.set_title(f"({letter}) {_item_tokens(workload)} tokens an item")
         _remark(axis, _item_tokens(workload), found)
         rows += [{"workload": workload, **row, "source": group.source, "costs": group.costs} for row in found]
-    figure.suptitle(figure_title("fig16", "Embedding batch size", group).replace(", items", "; items"))
+    style.title(figure, figure_title("fig16", "Embedding batch size", group).replace(", items", "; items"))
     style.shared_legend(figure, [*axes, *twins])
     return style.save(figure, f"fig16_{group.slug}", rows, out_dir)
 

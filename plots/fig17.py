@@ -37,8 +37,9 @@ def _draw(group: Group, workload: str, out_dir: Path) -> list[Path]:
                 axis, f"RServe-intra vs RServe, {what}: {signed(change)} (paper {quoted_share(number)})"
             )
         rows += csv_rows(group, workload, metric, curves)
-    figure.suptitle(
-        figure_title("fig17", "Inter-request pipeline", Group(tuple(group.of(workload)), *_key(group)))
+    style.title(
+        figure,
+        figure_title("fig17", "Inter-request pipeline", Group(tuple(group.of(workload)), *_key(group))),
     )
     style.shared_legend(figure, axes)
     return style.save(figure, f"fig17_{workload}_{group.slug}", rows, out_dir)

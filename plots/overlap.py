@@ -43,7 +43,7 @@ def _draw(group: Group, what: tuple[str, str], out_dir: Path) -> list[Path]:
         rows += csv_rows(group, workload, TTFT, curves)
         style.shared_legend(figure, axes[1:])
     dtype = here[0].get("dtype") or ""
-    figure.suptitle(f"TTFT of {workload}, {rows_of.model_title(here)} {dtype}\n{group.suffix}")
+    style.title(figure, f"TTFT of {workload}, {rows_of.model_title(here)} {dtype}\n{group.suffix}")
     return style.save(figure, f"overlap_{workload}-{model}_{group.slug}", rows, out_dir)
 
 

@@ -70,8 +70,8 @@ def draw_panel(
         style.log_scale(axis)
     elif metric.limits:
         axis.set_ylim(*metric.limits)
-    else:
-        axis.set_ylim(bottom=0)
+    elif any(curves.values()):
+        axis.set_ylim(0, 1.06 * axis.dataLim.y1)
     return curves
 
 
@@ -123,7 +123,7 @@ class RateFigure:
             if len(workloads) > 1:
                 axis.set_title(f"({letter}) {rows_of.workload_title(workload)}")
             rows += csv_rows(group, workload, self.metric, curves)
-        figure.suptitle(figure_title(self.number, self.title, group))
+        style.title(figure, figure_title(self.number, self.title, group))
         style.shared_legend(figure, axes)
         return style.save(figure, f"{self.number}_{group.slug}", rows, out_dir)
 

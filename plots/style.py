@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ DOUBLE = 7.0  # inches: both columns
 FONT = 8
 DPI = 200
 LEGEND_ROW = 0.16  # inches
+TITLE_LETTER = 0.068  # inches, at the size of titles
 
 Dash = str | tuple[int, tuple[float, ...]]
 
@@ -109,6 +111,12 @@ def new_figure(columns: int = 1, rows: int = 1, height: float = 2.8) -> tuple[Fi
         rows, columns, figsize=(width, height * rows), layout="constrained", squeeze=False
     )
     return figure, list(axes.flat)
+
+
+def title(figure: Figure, text: str) -> None:
+    """A title over all panels; lines too long for the figure are broken at spaces."""
+    letters = int(figure.get_figwidth() / TITLE_LETTER)
+    figure.suptitle("\n".join(textwrap.fill(line, letters) for line in text.split("\n")))
 
 
 def look_of(name: str) -> Look:

@@ -62,7 +62,9 @@ def _draw(group: Group, workload: str, out_dir: Path) -> list[Path]:
     table.set_fontsize(style.FONT)
     table.scale(1, 1.15)
     what = f"{max(row['num_questions'] for row in rows)} {workload_title(workload)} questions"
-    figure.suptitle(f"Table 1. Score on {what}\n{group.suffix}\nagreement with {rows[0]['agreement_with']}")
+    style.title(
+        figure, f"Table 1. Score on {what}\n{group.suffix}\nagreement with {rows[0]['agreement_with']}"
+    )
     return style.save(figure, f"table1_{workload}_{group.slug}", rows, out_dir)
 
 

@@ -82,7 +82,7 @@ def draw_traces(
         _time_axis(axis, window.start, end)
         axis.set_title(label, loc="left")
     if title:
-        figure.suptitle(title)
+        style.title(figure, title)
     handles = _legend(colours, [trace for _, trace in loaded])
     columns = style.legend_columns([str(handle.get_label()) for handle in handles], style.DOUBLE)
     rows = -(-len(handles) // columns)

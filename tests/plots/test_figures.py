@@ -25,7 +25,7 @@ from plots.lines import (
     points,
     request_rate,
 )
-from plots.rate_panels import LOG_TTFT, THROUGHPUT, change_note, curves_of, draw_panel, quoted_share
+from plots.rate_panels import LOG_TTFT, THROUGHPUT, TTFT, change_note, curves_of, draw_panel, quoted_share
 from plots.slo import coverage, slo_title
 from plots.trace import load
 from tests.plots import sample_lines
@@ -264,3 +264,21 @@ def test_figure_10_needs_both_traces(tmp_path: Path) -> None:
         "fig10.pdf",
         "fig10.csv",
     }
+
+
+def test_a_long_title_is_broken_to_the_width_of_its_figure() -> None:
+    figure, _ = style.new_figure()
+    style.title(figure, "Figure 20. TTFT, one LLM device and one encoder, small-vision, vision 224\nmeasured")
+    figure.canvas.draw()
+    box = figure.get_tightbbox().transformed(figure.dpi_scale_trans)
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert figure.get_suptitle().endswith("\nmeasured")
+
+
+def test_the_highest_point_of_a_panel_lies_inside_its_frame(lines: list[dict[str, Any]]) -> None:
+    one_rate = [line for line in lines if line["experiment"] == "fig20"][:1]
+    figure, (axis,) = style.new_figure()
+    curves = draw_panel(axis, one_rate, TTFT)
+    (point,) = next(iter(curves.values()))
+    assert point.y < axis.get_ylim()[1]
+    style.plt.close(figure)
