@@ -22,8 +22,8 @@ from rserve.runtime.shared_memory import Announce, Landing, hand_over
 
 LOG = logging.getLogger("rserve")
 TIMEOUT = timedelta(minutes=10)
-MEETING_TIMEOUT = timedelta(minutes=1)
-"""For the driver, once the encoder is on its way."""
+MEETING_TIMEOUT = timedelta(seconds=10)
+"""For the driver, once the encoder is there; should that die just then, gloo gives up after five times this."""
 LOOK_S = 0.1
 DRIVER, ENCODER = 0, 1
 NO_TAG = 0

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +56,12 @@ def running(folder: Path, *flags: str) -> Iterator[Server]:
 
 
 def children(pid: int) -> Sequence[int]:
-    """All descendants of a process."""
+    """All descendants of a process; threads and processes that end meanwhile have none."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *children(int(child))]
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in task.read_text().split():
+                found += [int(child), *children(int(child))]
     return found
 
 
