@@ -2,6 +2,8 @@
 
     python -m benchmarks.overlap --out results            every scheme, both workloads (hours)
     python -m benchmarks.overlap --out results --quick    gllm-epd and rserve, one workload (8 minutes)
+    python -m benchmarks.overlap --out results --workloads peers --schemes rserve vllm-epd --base vllm-epd \
+        --vllm /tmp/vllm-env --model /tmp/small           vLLM (see vllm_env.sh and checkpoint.py)
 
 The encoder rank has one core and the language model (pp 1) the other, one pinned thread each; `gllm` has
 both cores. All servers run at once, and only one of them has requests at any time: an idle server uses no
@@ -28,14 +30,16 @@ from benchmarks.alternate import one_at_a_time, rotated, run
 from benchmarks.client import BenchResult, BenchSpec, result_line
 from benchmarks.client.line import detail_fields
 from benchmarks.overlap_bound import Parts, fit_prefill, image_positions
-from benchmarks.overlap_plan import LOADS, QUICK_LOADS, SCHEMES, Saved, Wish, make_plan, server_plan
-from benchmarks.overlap_table import write_table
+from benchmarks.overlap_plan import LOADS, QUICK_LOADS, SCHEMES, VLLM, Saved, Wish, make_plan, server_plan
+from benchmarks.overlap_table import BASE, write_table
 from benchmarks.overlap_workloads import WORKLOADS, OverlapWorkload, text_probe
-from benchmarks.servers import Server, all_running, fast_dtype
+from benchmarks.servers import Server, all_running, fast_dtype, model_folder
+from benchmarks.workloads import Prompt
 from plots import overlap as figure
 
 QUICK_MINUTES = 6.0
 PROBES = 2
+WARM_UP = 2
 
 
 @dataclass(frozen=True)
@@ -54,9 +58,14 @@ class Session:
         return self.out / "overlap.jsonl"
 
     def spec(self, scheme: str, **fields: Any) -> BenchSpec:
-        return BenchSpec(
-            self.servers[scheme].base_url, prompts=[], backend="rserve", timeout_s=1800, **fields
-        )
+        """No warm-up: vLLM would keep the embeddings of its images, see `warm_up`."""
+        backend = "vllm-chat" if scheme == VLLM else "rserve"
+        url = self.servers[scheme].base_url
+        return BenchSpec(url, prompts=[], backend=backend, timeout_s=1800, warmup_requests=0, **fields)
+
+    def prompts(self, count: int, repeat: int, point: int) -> list[Prompt]:
+        """New pictures for every point, the same ones at every scheme: some engines know an image again."""
+        return self.workload.make(count, self.seed + 1000 * repeat + point)
 
     def point(self, scheme: str, rate: float, alone: bool, repeat: int) -> dict[str, Any]:
         """The fields that say which point a line is."""
@@ -80,7 +89,7 @@ class Session:
         line = result_line(result, **(details | parts.as_fields() | point))
         requests = [_sizes(record, prompt) for record, prompt in zip(result.records, result.spec.prompts)]
         line["image_positions"] = [positions for _, positions in requests]
-        if point["scheme"] != "gllm":
+        if point["scheme"] not in ("gllm", VLLM):
             bounds = [parts.bound(tokens, positions) * 1e3 for tokens, positions in requests]
             line["bound_ttft_ms"] = statistics.fmean(bounds) if point["max_concurrency"] else None
             line["bounds_ms"] = bounds
@@ -90,27 +99,38 @@ class Session:
 
 def main(argv: list[str] | None = None) -> int:
     """Measure, write, print the tables; 1 when a request failed."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
     wish = _wish(args)
+    if VLLM in wish.schemes and args.vllm is None:
+        parser.error(f"{VLLM} needs --vllm ENV (see benchmarks/vllm_env.sh)")
     failed = 0
     for name in args.workloads or (["peers"] if args.quick else ["peers", "vision"]):
         workload = WORKLOADS[name]
-        plans = [server_plan(scheme, workload, args.dtype, args.model) for scheme in wish.schemes]
+        plans = [server_plan(scheme, workload, args.dtype, args.model, args.vllm) for scheme in wish.schemes]
         print(f"== {name}: starting {', '.join(plan.shown for plan in plans)}", flush=True)
+        model = model_folder(args.model or workload.model).name
         with all_running(plans, args.out / "logs") as servers:
-            model = args.model or workload.model
             session = Session(
                 workload, dict(zip(wish.schemes, servers)), model, args.dtype, args.out, args.seed
             )
+            warm_up(session)
             check_idle(servers)
             measure(session, wish)
         lines = results.select(results.read_lines([session.file]), experiment="overlap", workload=name)
         lines = results.select(lines, model=model, dtype=args.dtype)
         failed += sum(line["failed"] for line in lines)
-        print(write_table(lines, args.out / f"overlap-{name}.md"))
+        print(write_table(lines, args.out / f"overlap-{name}.md", args.base))
     for path in figure.draw(results.read_lines([args.out]), args.out / "figures"):
         print(path)
     return 1 if failed else 0
+
+
+def warm_up(session: Session) -> None:
+    """Requests that nothing measures: first ones allocate and import."""
+    prompts = session.workload.make(WARM_UP, session.seed + 999)
+    for result in one_at_a_time([session.spec(scheme) for scheme in session.servers], prompts):
+        _raise_if_failed(result)
 
 
 def measure(session: Session, wish: Wish) -> None:
@@ -126,15 +146,15 @@ def measure(session: Session, wish: Wish) -> None:
         saved.write(path)
     plan = saved.plan
     print(f"parts: {saved.parts.as_fields()}\nplan: {plan}", flush=True)
-    prompts = session.workload.make(max(plan.alone, plan.at_rate), session.seed)
     points = plan.repeats * (1 + len(plan.rates))
     started = time.perf_counter()
     for repeat in range(plan.repeats):
-        _alone(session, saved, prompts[: plan.alone], repeat)
+        _alone(session, saved, session.prompts(plan.alone, repeat, 0), repeat)
         for index, rate in enumerate(plan.rates):
+            prompts = session.prompts(plan.at_rate, repeat, 1 + index)
             for number in rotated(len(session.servers), repeat + index):
                 scheme = list(session.servers)[number]
-                _at_rate(session, saved, (scheme, rate, repeat), prompts[: plan.at_rate])
+                _at_rate(session, saved, (scheme, rate, repeat), prompts)
             done = repeat * (1 + len(plan.rates)) + index + 2
             left = (time.perf_counter() - started) / done * (points - done)
             print(
@@ -153,7 +173,7 @@ def measure_parts(session: Session) -> Parts:
     best = math.inf
     for count in (1, 4):
         probes = [session.workload.image_probe(n, count) for n in range(PROBES)]
-        (images,) = one_at_a_time([replace(spec, warmup_requests=0)], probes)
+        (images,) = one_at_a_time([spec], probes)
         _raise_if_failed(images)
         times = [record.ttft - prefill.ttft(record.prompt_tokens or 1) for record in images.records]
         best = min(best, statistics.median(times) / count)
@@ -172,7 +192,7 @@ def check_idle(servers: Sequence[Server], seconds: float = 2.0) -> None:
             )
 
 
-def _alone(session: Session, saved: Saved, prompts: list[Any], repeat: int) -> None:
+def _alone(session: Session, saved: Saved, prompts: list[Prompt], repeat: int) -> None:
     schemes = list(session.servers)
     points = [session.point(scheme, math.inf, True, repeat) for scheme in schemes]
     if all(session.is_finished(point) for point in points):
@@ -183,7 +203,7 @@ def _alone(session: Session, saved: Saved, prompts: list[Any], repeat: int) -> N
         _tell(result, point)
 
 
-def _at_rate(session: Session, saved: Saved, which: tuple[str, float, int], prompts: list[Any]) -> None:
+def _at_rate(session: Session, saved: Saved, which: tuple[str, float, int], prompts: list[Prompt]) -> None:
     scheme, rate, repeat = which
     point = session.point(scheme, rate, False, repeat)
     if session.is_finished(point):
@@ -232,7 +252,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="gllm-epd and rserve, one workload, one repeat")
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="default: peers and vision")
-    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, help="default: all four")
+    parser.add_argument("--schemes", nargs="+", choices=(*SCHEMES, VLLM), help="default: our four")
+    parser.add_argument("--base", default=BASE, help="the scheme of the ratios (default %(default)s)")
+    parser.add_argument("--vllm", type=Path, metavar="ENV", help="for vllm-epd: its environment")
     parser.add_argument("--repeats", type=int, help="interleaved repeats (default 3)")
     parser.add_argument(
         "--loads", type=float, nargs="*", help=f"rates as shares of the capacity (default {LOADS})"
@@ -245,7 +267,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", default=fast_dtype(), help="(default: %(default)s, this machine's fast one)"
     )
-    parser.add_argument("--model", help="instead of the workload's own, such as tiny")
+    parser.add_argument("--model", help="instead of the workload's own, such as tiny or a folder")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and pictures (default %(default)s)")
     return parser
 

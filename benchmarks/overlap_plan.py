@@ -10,28 +10,34 @@ from pathlib import Path
 
 from benchmarks.overlap_bound import Parts
 from benchmarks.overlap_workloads import OverlapWorkload
-from benchmarks.servers import ServerPlan
+from benchmarks.servers import ServerPlan, model_folder, weight_flags
+from benchmarks.vllm_peer import vllm_plan
 
 SCHEMES = ("gllm", "gllm-epd", "rserve-intra", "rserve")
+VLLM = "vllm-epd"  # vLLM's encoder disaggregation, on the same cores
 LOADS = (0.4, 0.7, 0.9)  # rates as shares of what the busiest device can do
 QUICK_LOADS = (0.4,)
 
 
-def server_plan(scheme: str, workload: OverlapWorkload, dtype: str, model: str | None = None) -> ServerPlan:
-    """A deployment on two cores.
+def server_plan(
+    scheme: str, workload: OverlapWorkload, dtype: str, model: str | None = None, vllm: Path | None = None
+) -> ServerPlan:
+    """A deployment on two cores. vllm: the environment of `vllm-epd`.
 
     With encoder ranks: the language model on the first core, the encoder on the second, a thread each. `gllm`
     has both cores, two threads: what disaggregation on one machine competes with.
     """
+    model = model or workload.model
+    if vllm is not None and scheme == VLLM:
+        return vllm_plan(vllm, str(model_folder(model)), dtype, range(1), range(1, 2), kv_gib=1)
     flags = ["--scheme", scheme, "--dtype", dtype, "--kv-cache-gib", "0.5", "--embedding-gib", "0.25"]
-    if model != "tiny":
-        flags += ["--load-format", "dummy"]
+    flags += weight_flags(model)
     if scheme == "gllm":
         flags += ["--threads-per-rank", "2"]
     else:
         flags += ["--threads-per-rank", "1", "--cpu-affinity"]
         flags += ["--embedding-batch-size", str(workload.batch_tokens)]
-    return ServerPlan(model or workload.model, tuple(flags))
+    return ServerPlan(model, tuple(flags))
 
 
 @dataclass(frozen=True)

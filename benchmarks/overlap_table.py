@@ -11,43 +11,39 @@ from benchmarks.alternate import Ratio, paired_ratio
 from benchmarks.results import Line, rate_of, select
 
 BASE = "gllm-epd"
-HEAD = (
-    "scheme",
-    "load",
-    "TTFT median (ms)",
-    "mean (ms)",
-    "tokens/s",
-    "TTFT / epd",
-    "tokens/s / epd",
-    "TTFT / bound",
-)
+HEAD = ("scheme", "load", "TTFT median (ms)", "mean (ms)", "tokens/s")
 
 
-def write_table(lines: Sequence[Line], path: Path) -> str:
+def write_table(lines: Sequence[Line], path: Path, base: str = BASE) -> str:
     """Write and return the table of one workload."""
-    text = table(lines)
+    text = table(lines, base)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return text
 
 
-def table(lines: Sequence[Line]) -> str:
-    """One row for each scheme and load; intervals are 95 %, over requests (alone) or repeats (at a rate)."""
+def table(lines: Sequence[Line], base: str = BASE) -> str:
+    """One row for each scheme and load, and its ratios to the scheme base.
+
+    Intervals are 95 %, over requests (alone) or repeats (at a rate).
+    """
     if not lines:
         return "no lines\n"
     first = lines[0]
+    short = base.removeprefix("gllm-")
+    head = (*HEAD, f"TTFT / {short}", f"tokens/s / {short}", "TTFT / bound")
     rows = [
         f"Overlap, workload `{first['workload']}`, model `{first['model']}` in {first.get('dtype')}, "
         f"measured on {first['hardware']}, commit {first['commit']}",
         "",
         *_part_rows(first),
-        "| " + " | ".join(HEAD) + " |",
-        "|" + "---|" * len(HEAD),
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
     ]
     for load in _loads(lines):
         here = [line for line in lines if _load(line) == load]
         for scheme in dict.fromkeys(line["scheme"] for line in here):
-            rows.append(_row(scheme, load, here))
+            rows.append(_row(scheme, load, here, base))
     failed = sum(line["failed"] for line in lines)
     return "\n".join([*rows, "", f"failed requests: {failed}", ""])
 
@@ -79,11 +75,11 @@ def bound_ratio(lines: Sequence[Line]) -> Ratio | None:
     return paired_ratio([a for a, _ in pairs], [b for _, b in pairs])
 
 
-def _row(scheme: str, load: tuple[bool, float], here: Sequence[Line]) -> str:
-    ours, base = select(here, scheme=scheme), select(here, scheme=BASE)
+def _row(scheme: str, load: tuple[bool, float], here: Sequence[Line], base_scheme: str) -> str:
+    ours, base = select(here, scheme=scheme), select(here, scheme=base_scheme)
     alone, rate = load
     shown = "one at a time" if alone else ("all at once" if math.isinf(rate) else f"{rate:g}/s")
-    is_base = scheme == BASE
+    is_base = scheme == base_scheme
     cells = (
         scheme,
         shown,

@@ -2,7 +2,9 @@
 
     python -m benchmarks.peers --out results                       transformers, the fast dtype of this CPU
     python -m benchmarks.peers --dtypes float32 bfloat16 --full    every load
-    python -m benchmarks.peers --peer-url vllm=http://127.0.0.1:8001
+    python -m benchmarks.peers --peer-url other=http://127.0.0.1:8001
+    python -m benchmarks.checkpoint small /tmp/small
+    python -m benchmarks.peers --model /tmp/small --vllm /tmp/vllm-env     vLLM (benchmarks/vllm_env.sh)
 
 Requests are those of the workload `peers` (4 images of 448×448 and 256 words) and the same without images,
 with 1 and 128 output tokens, alone and with 8 and 20 at once. Every round sends the same prompts to each
@@ -25,7 +27,8 @@ from benchmarks import results
 from benchmarks.alternate import Ratio, paired_ratio, rotated
 from benchmarks.client import RequestRecord, metrics
 from benchmarks.peer_targets import HttpTarget, Target, TransformersTarget
-from benchmarks.servers import ROOT, ServerPlan, fast_dtype, running
+from benchmarks.servers import ServerPlan, fast_dtype, model_folder, running, weight_flags
+from benchmarks.vllm_peer import vllm_plan
 from benchmarks.workloads import Prompt, peers
 
 OURS = "RServe"
@@ -126,16 +129,19 @@ def table(lines: Sequence[results.Line]) -> str:
 
 @contextlib.contextmanager
 def _targets(args: argparse.Namespace, dtype: str) -> Iterator[list[Target]]:
-    flags = ["--scheme", "gllm", "--load-format", "dummy", "--dtype", dtype, "--kv-cache-gib", "1.5"]
+    flags = ["--scheme", "gllm", *weight_flags(args.model), "--dtype", dtype, "--kv-cache-gib", "1.5"]
     plan = ServerPlan(args.model, (*flags, "--threads-per-rank", str(args.threads)))
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(running(plan, args.out / "logs"))
         found: list[Target] = [HttpTarget(OURS, server.base_url, "rserve", server)]
         if not args.no_transformers:
-            folder = ROOT / "gllm" / "models_data" / args.model
-            peer = TransformersTarget(folder, dtype, args.threads)
+            peer = TransformersTarget(model_folder(args.model), dtype, args.threads)
             stack.callback(peer.close)
             found.append(peer)
+        if args.vllm:
+            other = vllm_plan(args.vllm, str(model_folder(args.model)), dtype, range(args.threads))
+            server = stack.enter_context(running(other, args.out / "logs"))
+            found.append(HttpTarget("vLLM", server.base_url, "vllm-chat", server))
         found += [HttpTarget(name, url, args.peer_backend) for name, url in args.peer_url]
         for target in found:  # first calls compile, allocate and import
             target.ask(peers.prompts(1, 7, 2))
@@ -146,7 +152,7 @@ def _point(case: Case, target: Target, dtype: str, args: argparse.Namespace, rou
     return {
         "experiment": "peers",
         "label": target.name,
-        "model": args.model,
+        "model": model_folder(args.model).name,
         "dtype": dtype,
         "case": case.shown,
         "workload": case.workload,
@@ -196,7 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All flags."""
     parser = argparse.ArgumentParser(prog="peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results"), help="folder (default %(default)s)")
-    parser.add_argument("--model", default="small", help="a model that ships with us (default %(default)s)")
+    parser.add_argument("--model", default="small", help="one of ours or a folder (default %(default)s)")
     parser.add_argument(
         "--dtypes",
         nargs="+",
@@ -209,6 +215,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, help="instead of each case's own number")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="cases by number, from 0")
     parser.add_argument("--no-transformers", action="store_true", help="leave it out")
+    parser.add_argument("--vllm", type=Path, metavar="ENV", help="its environment, from vllm_env.sh")
     parser.add_argument(
         "--peer-url", type=_named_url, action="append", default=[], metavar="NAME=URL", help="another server"
     )

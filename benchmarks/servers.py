@@ -24,22 +24,40 @@ _READY = re.compile(rb"ready at (https?://\S+)")
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """A server to start: its model and flags, such as ("--scheme", "rserve", "--load-format", "dummy")."""
+    """A server to start: its model and flags, such as ("--scheme", "rserve", "--load-format", "dummy").
+
+    program: the module that serves MODEL --host HOST --port PORT, and its subcommand. It prints "ready at
+    URL" and ends on SIGTERM. start_s: how long that may take.
+    """
 
     model: str
     flags: tuple[str, ...] = ()
+    program: tuple[str, ...] = ("rserve.cli", "serve")
+    start_s: float = START_S
 
     def command(self) -> list[str]:
         """The command line, with a free port on this machine."""
         return [
-            *(sys.executable, "-m", "rserve.cli", "serve", self.model),
+            *(sys.executable, "-m", *self.program, self.model),
             *("--host", "127.0.0.1", "--port", "0", *self.flags),
         ]
 
     @property
     def shown(self) -> str:
         """The command as a reader would type it."""
-        return " ".join(("rserve serve", self.model, *self.flags))
+        program = " ".join(self.program).replace("rserve.cli serve", "rserve serve")
+        return " ".join((program, self.model, *self.flags))
+
+
+def model_folder(model: str) -> Path:
+    """The folder of a model given by its path, or by the name under which it ships with us."""
+    return Path(model).resolve() if Path(model).is_dir() else ROOT / "gllm" / "models_data" / model
+
+
+def weight_flags(model: str) -> tuple[str, ...]:
+    """Flags of our server: random weights for a model whose folder has none."""
+    has_weights = any(model_folder(model).glob("*.safetensors"))
+    return () if has_weights else ("--load-format", "dummy")
 
 
 def fast_dtype() -> str:
@@ -124,7 +142,7 @@ def start(plan: ServerPlan, log_dir: Path | None = None) -> Server:
         process = subprocess.Popen(
             plan.command(), stdout=subprocess.PIPE, stderr=file, cwd=ROOT, start_new_session=True
         )
-    url = _wait_ready(process, begin + START_S)
+    url = _wait_ready(process, begin + plan.start_s)
     server = Server(process, Path(name), url, time.perf_counter() - begin)
     if not url:
         server.stop()
