@@ -23,7 +23,7 @@ from rserve.runtime.shared_memory import Announce, Landing, hand_over
 LOG = logging.getLogger("rserve")
 TIMEOUT = timedelta(minutes=10)
 MEETING_TIMEOUT = timedelta(seconds=10)
-"""For the driver, once the encoder is there; should that die just then, gloo gives up after five times this."""
+"""For the driver, once the encoder is there; should it die just then, gloo gives up after five times this."""
 LOOK_S = 0.1
 DRIVER, ENCODER = 0, 1
 NO_TAG = 0
