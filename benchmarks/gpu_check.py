@@ -1,8 +1,9 @@
 """Checks and measures this project on a machine with a GPU: `python -m benchmarks.gpu_check`.
 
-Needs torch, triton, transformers and this repository; downloads nothing; at most 8 minutes. `--cpu` runs
-what can be checked without a GPU: kernels in Triton's interpreter, and all schemes against transformers on
-the small model. Exit code 0: everything that was asked for ran and holds; 1: it does not.
+Needs torch, triton, transformers and this repository; downloads nothing; at most 8 minutes. What starts
+servers needs the packages that `pip install .` brings too, and is NOT RUN without them. `--cpu` runs what can
+be checked without a GPU: kernels in Triton's interpreter, and all schemes against transformers on the small
+model. Exit code 0: everything that was asked for ran and holds; 1: it does not.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 SECTIONS = ("kernels", "equality", "agreement", "speed", "peer", "schemes", "calibrate")
 ON_CPU = ("kernels", "equality")
 BUDGET_S = 460.0
+FOR_SERVERS = ("msgspec", "zmq", "fastapi", "uvicorn", "aiohttp", "pydantic", "prometheus_client", "PIL")
+"""Modules that the sections `schemes` and `calibrate` need, and no other."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -159,8 +163,17 @@ def _peer(report: Report, device: torch.device) -> None:
     engine.free_memory()
 
 
+def _lacks_packages(report: Report, section: str) -> bool:
+    missing = [name for name in FOR_SERVERS if find_spec(name) is None]
+    if missing:
+        report.skip(section, "whole section", f"{', '.join(missing)} not installed: pip install .")
+    return bool(missing)
+
+
 def _schemes(report: Report) -> None:
     """The 7B model's shape with dummy weights takes too long to fill four times; `small-vision` is used."""
+    if _lacks_packages(report, "schemes"):
+        return
     from benchmarks.gpu.servers import measure_schemes
 
     gpus = torch.cuda.device_count()
@@ -170,6 +183,8 @@ def _schemes(report: Report) -> None:
 
 
 def _calibrate(report: Report, device: torch.device, out: Path) -> None:
+    if _lacks_packages(report, "calibrate"):
+        return
     from benchmarks.gpu.servers import calibrate
 
     calibrate(report, device.type, out)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
-from gllm.runtime.messages import Codec
+from gllm.runtime.codec import Codec
 
 Frames = Sequence[bytes | memoryview]
 

@@ -10,7 +10,8 @@ import zmq
 
 from gllm.config import EngineConfig
 from gllm.runtime.channels import Outbox
-from gllm.runtime.messages import Codec, RankFailed, RankReady, Shutdown
+from gllm.runtime.codec import Codec
+from gllm.runtime.messages import RankFailed, RankReady, Shutdown
 from gllm.runtime.recorder import trace_clock
 from gllm.runtime.request_lives import LifeLog, NoLives, RequestLives
 from gllm.runtime.site import ChildPlan, LaunchError, make_site

@@ -1,12 +1,10 @@
-"""Control messages between processes: dataclasses, encoded with msgspec, sent over ZeroMQ.
+"""Control messages between processes: dataclasses, encoded by a Codec, sent over ZeroMQ.
 
 A message travels as two frames, its type's name and its body; pixels follow as further raw frames.
 Bulk tensors take other roads: torch.distributed between stages, the embedding channel from encoders.
 """
 
 from dataclasses import dataclass, field
-
-import msgspec
 
 from gllm.core.batch import BatchResult, Chunk, GrownSequence, MicroBatch, NewSequence, Sample
 from gllm.core.effects import (
@@ -201,23 +199,3 @@ TYPES = (
     Shutdown, PixelBatch, RankReady, RankFailed, RankLoad, Stats, StageBatch, StageEncode, BatchResult,
     TraceSpans, EncodeItems, SkipItems, ItemReleased, RequestFinished, RequestFailed,
 )  # fmt: skip
-
-
-class Codec:
-    """Encodes messages of a fixed set of types; anything else on the wire is an error."""
-
-    def __init__(self, types: tuple[type, ...] = TYPES) -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoders: dict[bytes, msgspec.msgpack.Decoder[object]] = {
-            t.__name__.encode(): msgspec.msgpack.Decoder(t) for t in types
-        }
-
-    def encode(self, message: object) -> list[bytes]:
-        return [type(message).__name__.encode(), self._encoder.encode(message)]
-
-    def decode(self, name: bytes, body: bytes) -> object:
-        """Raises ValueError for an unknown type or a body that does not fit it."""
-        decoder = self._decoders.get(bytes(name))
-        if decoder is None:
-            raise ValueError(f"unknown message type {name!r}")
-        return decoder.decode(body)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import zmq
 
 from gllm.runtime.channels import Inbox, Outbox
-from gllm.runtime.messages import Codec
+from gllm.runtime.codec import Codec
 
 
 class Post:

@@ -13,9 +13,10 @@ import torch
 from gllm.config import EngineConfig
 from gllm.core.engine_core import EngineCore
 from gllm.core.stage_encoder import StageEncoder
+from gllm.runtime.codec import Codec
 from gllm.runtime.driver import Driver, EventSource, MoreEvents
 from gllm.runtime.executor import DrivenCore
-from gllm.runtime.messages import Codec, RankFailed
+from gllm.runtime.messages import RankFailed
 from gllm.runtime.parallel import is_lost_peer
 from gllm.runtime.pixel_inbox import PixelInbox
 from gllm.runtime.pixel_store import PixelStore

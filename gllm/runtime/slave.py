@@ -6,9 +6,10 @@ import socket
 import time
 
 from gllm.config import EngineConfig
+from gllm.runtime.codec import Codec
 from gllm.runtime.hosts import check_hosts, tcp_addresses
 from gllm.runtime.launcher import LaunchError, how_it_ended
-from gllm.runtime.messages import Codec, RankFailed
+from gllm.runtime.messages import RankFailed
 from gllm.runtime.post import Post
 from gllm.runtime.rank_spec import RankSpec, child_environment, cores_of, threads_per_rank
 from gllm.runtime.spawner import Exited, Spawner

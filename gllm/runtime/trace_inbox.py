@@ -9,7 +9,8 @@ from gllm.core.request_life import RequestLife
 from gllm.core.trace import Span
 from gllm.core.trace_file import trace_json
 from gllm.runtime.channels import Inbox
-from gllm.runtime.messages import Codec, TraceSpans
+from gllm.runtime.codec import Codec
+from gllm.runtime.messages import TraceSpans
 
 
 class TraceInbox(Inbox):

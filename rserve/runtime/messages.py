@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from gllm.runtime.messages import TYPES, Codec
+from gllm.runtime.codec import Codec
+from gllm.runtime.messages import TYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,3 +104,32 @@ def test_faster_devices_have_lower_bounds():
     for step in STEPS:
         bounds = [serial_bound_s(step_operations(SEVEN.text, step), device) for device in devices]
         assert bounds == sorted(bounds, reverse=True)
+
+
+BLOCKED = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {names}:
+            raise ModuleNotFoundError("blocked: " + name, name=name)
+sys.meta_path.insert(0, Refuse())
+import benchmarks.gpu.engine, benchmarks.gpu.equality, benchmarks.gpu.kernels, benchmarks.gpu.shapes
+"""
+
+
+def test_what_runs_in_one_process_needs_torch_triton_and_transformers_only():
+    program = BLOCKED.replace("{names}", repr(gpu_check.FOR_SERVERS))
+    root = Path(gpu_check.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_without_a_servers_packages_its_sections_say_that_they_were_not_run(monkeypatch):
+    monkeypatch.setattr(gpu_check, "find_spec", lambda name: None if name == "zmq" else object())
+    found = report()
+    gpu_check._schemes(found)
+    gpu_check._calibrate(found, torch.device("cuda"), Path("unused"))
+    assert [row.note for row in found.rows] == ["NOT RUN: zmq not installed: pip install ."] * 2
+    assert not found.failed

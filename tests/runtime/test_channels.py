@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from gllm.core.batch import BatchResult, Chunk, MicroBatch, NewSequence, Sample, SampledToken, SampleTarget
 from gllm.core.request import MMItem, Request, SamplingParams
 from gllm.runtime.channels import Inbox, Outbox
-from gllm.runtime.messages import AbortRequest, AddRequest, Codec, PixelBatch, StageBatch
+from gllm.runtime.codec import Codec
+from gllm.runtime.messages import AbortRequest, AddRequest, PixelBatch, StageBatch
 from gllm.runtime.post import Post
 
 Pair = tuple[Inbox, Outbox]

@@ -13,11 +13,11 @@ from gllm.core.engine_core import EngineCore
 from gllm.core.request import MMItem, Request, SamplingParams
 from gllm.core.stage_encoder import StageEncoder
 from gllm.runtime.channels import Inbox
+from gllm.runtime.codec import Codec
 from gllm.runtime.driver import Driver, MoreEvents
 from gllm.runtime.messages import (
     AbortRequest,
     AddRequest,
-    Codec,
     FlushCache,
     GetStats,
     ItemFailed,

@@ -12,7 +12,8 @@ from gllm.core.effects import RequestFailed, RequestFinished, SkipItems
 from gllm.core.engine_core import EngineCore
 from gllm.core.request import SamplingParams
 from gllm.core.stage_encoder import StageEncoder
-from gllm.runtime.messages import Codec, PixelBatch
+from gllm.runtime.codec import Codec
+from gllm.runtime.messages import PixelBatch
 from gllm.runtime.pixel_inbox import PixelInbox, as_pictures
 from gllm.runtime.pixel_store import PixelStore
 from gllm.runtime.post import Post
