@@ -6,6 +6,7 @@ import os
 import time
 import urllib.request
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,11 +64,12 @@ class ProcessState:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one."""
+    """All processes below one; threads and processes that end meanwhile have none."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found += [int(child), *descendants(int(child))]
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in task.read_text().split():
+                found += [int(child), *descendants(int(child))]
     return found
 
 
