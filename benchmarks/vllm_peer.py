@@ -31,6 +31,7 @@ from benchmarks.servers import ServerPlan, process_tree
 from benchmarks.vllm_proxy import EncodeFirst
 
 START_S = 1200.0
+LARGEST = {"image": {"count": 16, "width": 448, "height": 448}, "video": 0}
 PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 
 
@@ -75,7 +76,11 @@ class VllmServer:
         return [
             *(str(self.env / "bin" / "vllm"), "serve", self.model, "--dtype", self.dtype),
             *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "4096"),
-            *("--skip-mm-profiling", "--no-enable-prefix-caching", *passing),
+            # Otherwise it takes our template for one of plain strings, and breaks the line after each image.
+            *("--chat-template-content-format", "openai"),
+            # An encoder tries out its largest input before it is ready: an hour for one core.
+            *("--limit-mm-per-prompt", json.dumps(LARGEST), "--skip-mm-profiling"),
+            *("--no-enable-prefix-caching", *passing),
         ]
 
     def variables(self) -> dict[str, str]:
