@@ -27,11 +27,11 @@ from benchmarks.results import hardware_name
 if TYPE_CHECKING:
     from benchmarks.gpu.engine import Scene
 
-SECTIONS = ("kernels", "equality", "agreement", "speed", "peer", "schemes", "calibrate")
+SECTIONS = ("kernels", "equality", "agreement", "speed", "peer", "channel", "schemes", "calibrate")
 ON_CPU = ("kernels", "equality")
 BUDGET_S = 460.0
 FOR_SERVERS = ("msgspec", "zmq", "fastapi", "uvicorn", "aiohttp", "pydantic", "prometheus_client", "PIL")
-"""Modules that the sections `schemes` and `calibrate` need, and no other."""
+"""Modules that the sections `channel`, `schemes` and `calibrate` need, and no other."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -77,6 +77,7 @@ def _section(name: str, report: Report, device: torch.device, args: argparse.Nam
         "agreement": lambda: _agreement(report, device),
         "speed": lambda: _speed(report, device),
         "peer": lambda: _peer(report, device),
+        "channel": lambda: _channel(report, device),
         "schemes": lambda: _schemes(report),
         "calibrate": lambda: _calibrate(report, device, args.output_file.with_suffix(".constants.json")),
     }[name]
@@ -168,6 +169,14 @@ def _lacks_packages(report: Report, section: str) -> bool:
     if missing:
         report.skip(section, "whole section", f"{', '.join(missing)} not installed: pip install .")
     return bool(missing)
+
+
+def _channel(report: Report, device: torch.device) -> None:
+    if _lacks_packages(report, "channel"):
+        return
+    from benchmarks.gpu.channel import check_channel
+
+    check_channel(report, device)
 
 
 def _schemes(report: Report) -> None:

@@ -2,19 +2,26 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from benchmarks import gpu_check
+from benchmarks.gpu import channel
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.shapes import config_json
 from benchmarks.roofline import STEPS, Step, serial_bound_s, step_operations, total
 from gllm.core.model_shape import PRESETS, ModelShape
+from rserve.runtime.arena_memory import ArenaShape, map_shared
+from rserve.runtime.cuda_ipc import CudaIpcReceiver
+from rserve.runtime.shared_file import create_shared
 from rserve.sim.hardware import load_hardware
+from tests.rserve.file_memory import FileMemory
 
 SEVEN = PRESETS["qwen2.5-vl-7b"]
 NO_GPU = not torch.cuda.is_available()
@@ -129,7 +136,25 @@ def test_what_runs_in_one_process_needs_torch_triton_and_transformers_only():
 def test_without_a_servers_packages_its_sections_say_that_they_were_not_run(monkeypatch):
     monkeypatch.setattr(gpu_check, "find_spec", lambda name: None if name == "zmq" else object())
     found = report()
+    gpu_check._channel(found, torch.device("cuda"))
     gpu_check._schemes(found)
     gpu_check._calibrate(found, torch.device("cuda"), Path("unused"))
-    assert [row.note for row in found.rows] == ["NOT RUN: zmq not installed: pip install ."] * 2
+    assert [row.note for row in found.rows] == ["NOT RUN: zmq not installed: pip install ."] * 3
     assert not found.failed
+
+
+def test_batches_of_the_channel_check_are_told_apart(monkeypatch):
+    """With host memory in the place of the GPU's, and a small arena."""
+    shape = ArenaShape(8, 16, torch.bfloat16)
+    monkeypatch.setattr(channel, "PER_BATCH", 2)
+    fd = create_shared(shape.num_bytes)
+    memory, store, arena = FileMemory(fd), dist.HashStore(), map_shared(fd, shape)
+    receiver = CudaIpcReceiver(memory, arena, store)
+    batches = channel.send_batches(memory, store, shape, torch.device("cpu"))
+    for number in range(channel.BATCHES):
+        assert not channel._is_right(arena, shape, number)
+        assert next(batches) > 0
+        assert channel._is_right(arena, shape, number)
+    assert next(batches, None) is None
+    receiver.close()
+    os.close(fd)
