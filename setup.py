@@ -42,7 +42,7 @@ setup(
         "uvicorn>=0.29",
     ],
     extras_require={
-        "cuda": ["flash-attn>=2.6", "triton>=3.0"],
+        "cuda": ["flash-attn>=2.6", "triton>=3.4"],
         "nixl": ["nixl>=0.3"],
         "ray": ["ray>=2.9"],
         "plots": ["matplotlib>=3.8"],
