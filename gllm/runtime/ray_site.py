@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gllm.config import EngineConfig
@@ -48,7 +48,7 @@ class RaySite:
         self._lock = threading.Lock()
         self._is_closed = False
         self._joined_here = connect(parallel.ray_address)
-        self._group: PlacementGroup | None = None
+        self._group: Any = None
         try:
             self._bundle = choose_bundle(nodes(), parallel, len(self._names))
             self.threads = int(self._bundle["CPU"])
@@ -150,14 +150,14 @@ class RaySite:
             pid, code = ended.result()
             exited = Exited(name, pid, code)
         else:
-            exited = Exited(name, 0, -signal.SIGKILL, _reason(error))
+            exited = Exited(name, 0, -signal.SIGKILL, last_words(error))
         with self._lock:
             if not self._is_closed:
                 self._ended.append(exited)
                 os.eventfd_write(self._wake, 1)
 
 
-def _reason(error: BaseException) -> str:
-    """What Ray says of an actor's end, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:400] or type(error).__name__
+def last_words(error: BaseException) -> str:
+    """Why an actor ended: the first sentence of the last line that Ray says of it."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].split(". ")[0].strip() if lines else type(error).__name__

@@ -48,7 +48,6 @@ def two_nodes(folder: Path, cpus: int) -> Iterator[Cluster]:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     port = address.rpartition(":")[2]
     head = ("--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(folder / "ray"))
-    head += ("--ray-client-server-port", str(int(port) - 1))
     nodes: list[subprocess.Popen[str]] = []
     try:
         for number, flags in enumerate((head, ("--address", address))):

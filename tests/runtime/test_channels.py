@@ -30,6 +30,17 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     context.term()
 
 
+def test_an_inbox_without_a_port_finds_one_and_tells_its_address():
+    context = zmq.Context()
+    inbox = Inbox(context, "tcp://127.0.0.1:0", Codec())
+    outbox = Outbox(context, inbox.address, Codec())
+    outbox.send(AbortRequest("found"))
+    assert inbox.receive(5000) == AbortRequest("found")
+    inbox.close()
+    outbox.close()
+    context.term()
+
+
 def test_messages_arrive_in_the_order_they_were_sent(pair: Pair):
     inbox, outbox = pair
     for number in range(5):

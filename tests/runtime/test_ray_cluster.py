@@ -9,6 +9,7 @@ pytest.importorskip("ray")
 
 from gllm.config import ParallelConfig
 from gllm.runtime.ray_cluster import choose_bundle, connect, room
+from gllm.runtime.ray_site import last_words
 from gllm.runtime.site import LaunchError
 
 
@@ -46,6 +47,12 @@ def test_what_is_needed_and_what_there_is_are_named(
 ):
     with pytest.raises(LaunchError, match=words):
         choose_bundle(nodes, ParallelConfig(**flags), 3)
+
+
+def test_an_actors_end_is_told_in_one_sentence():
+    told = "The actor died.\n\tpid: 5\nThe actor is dead because its node has died. Node Id: 7. Causes: (1) ...\n"
+    assert last_words(RuntimeError(told)) == "The actor is dead because its node has died"
+    assert last_words(RuntimeError()) == "RuntimeError"
 
 
 def test_a_missing_cluster_is_told_at_once_and_signals_stay_as_they_were():
