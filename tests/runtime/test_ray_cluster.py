@@ -50,7 +50,7 @@ def test_what_is_needed_and_what_there_is_are_named(
 
 
 def test_an_actors_end_is_told_in_one_sentence():
-    told = "The actor died.\n\tpid: 5\nThe actor is dead because its node has died. Node Id: 7. Causes: (1) ...\n"
+    told = "The actor died.\n\tpid: 5\nThe actor is dead because its node has died. Node Id: 7. Causes: ...\n"
     assert last_words(RuntimeError(told)) == "The actor is dead because its node has died"
     assert last_words(RuntimeError()) == "RuntimeError"
 
