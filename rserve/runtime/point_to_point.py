@@ -103,7 +103,8 @@ class _Lane:
         report: Callable[[Event], None],
     ) -> None:
         """open_group: gives up when the event is set."""
-        self.announced: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._announced: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._owed: list[EmbeddingsSent] = []
         self.is_joined = False
         self._is_over = threading.Event()
         self._open_group = open_group
@@ -112,12 +113,26 @@ class _Lane:
         self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
         self._thread.start()
 
+    def expect(self, message: EmbeddingsSent) -> None:
+        """Receive a batch."""
+        self._owed.append(message)
+        self._announced.put(message)
+
     def end(self, last: EncoderLost | None = None) -> bool:
         """Receive what was announced, report `last`, stop. False, and no report, where no encoder joined."""
         is_joined = self.is_joined
-        self.announced.put(last if is_joined else None)
+        self._announced.put(last if is_joined else None)
         self._is_over.set()
         return is_joined
+
+    def with_owed(self, loss: EncoderLost) -> EncoderLost:
+        """A loss that also names what was announced and never came: the API server takes it for encoded."""
+        owed = [
+            (message.request_id, item, attempt)
+            for message in self._owed
+            for item, attempt in zip(message.items, message.attempts, strict=True)
+        ]
+        return EncoderLost(loss.encoder, tuple(dict.fromkeys([*loss.items, *owed])))
 
     def _run(self) -> None:
         try:
@@ -129,12 +144,12 @@ class _Lane:
             return
         self.is_joined = True
         is_open = True
-        while (event := self.announced.get()) is not None:
+        while (event := self._announced.get()) is not None:
             match event:
                 case EmbeddingsSent() if is_open:
                     is_open = self._receive(group, event)
                 case EncoderLost():
-                    self._report(event)
+                    self._report(self.with_owed(event))
                     return
 
     def _receive(self, group: dist.ProcessGroup, message: EmbeddingsSent) -> bool:
@@ -144,6 +159,7 @@ class _Lane:
                 group.recv([self._arena[row : row + count]], ENCODER, NO_TAG).wait(TIMEOUT)
         except RuntimeError:
             return False
+        self._owed.remove(message)
         self._report(message)
         return True
 
@@ -176,15 +192,16 @@ class PointToPointReceiver:
     def on_sent(self, message: EmbeddingsSent) -> None:
         lane = self._lanes.get((message.encoder, message.epoch))
         if lane is not None:
-            lane.announced.put(message)
+            lane.expect(message)
 
     def on_lost(self, message: EncoderLost) -> None:
-        is_reported = False
+        is_reported, loss = False, message
         for key in [key for key in self._lanes if key[0] == message.encoder]:
             lane = self._lanes.pop(key)
+            loss = lane.with_owed(loss)
             is_reported |= lane.end(message)
         if not is_reported:
-            self._on_event(message)
+            self._on_event(loss)
 
     def drain(self, core: Landing) -> None:
         try:

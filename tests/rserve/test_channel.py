@@ -296,6 +296,26 @@ def test_what_was_sent_before_a_loss_lands_before_it(channel: Channel):
     assert channel.core.events == [("a", 0, 0), ("lost", ("a", 0, 0), ("a", 1, 0))]
 
 
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_what_a_lost_encoder_announced_and_never_sent_is_lost_although_it_counts_as_encoded(is_joined: bool):
+    channel = Channel(PointToPointEnds(torch.float32), torch.float32)
+    try:
+        channel.receiver.on_joined(EncoderJoined(0, 0))
+        sender = channel.ends.sender(0, 0, lambda message: None) if is_joined else None
+        if sender is not None:
+            channel.receiver.on_sent(sent("a", (0,), (0,)))
+            sender.send(sent("a", (0,), (0,)), [torch.ones(4, HIDDEN)])
+            channel.wait_for(1)
+        channel.receiver.on_sent(sent("a", (1, 2), (8, 12)))
+        if sender is not None:
+            sender.close()
+        channel.receiver.on_lost(EncoderLost(0, (("b", 0, 0),)))
+        channel.wait_for(2 if is_joined else 1)
+        assert channel.core.events[-1] == ("lost", ("b", 0, 0), ("a", 1, 0), ("a", 2, 0))
+    finally:
+        channel.close()
+
+
 def test_the_successor_of_a_lost_encoder_sends_in_its_own_epoch(channel: Channel):
     for epoch in range(3):
         sender = channel.start(0, epoch)
