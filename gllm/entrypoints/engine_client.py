@@ -65,13 +65,24 @@ class ClientLimits:
 class RequestStream:
     """The tokens of one request, of all its choices, in the order they come."""
 
-    def __init__(self, request: Request, tokens: TokenBytes, rule: StopRule, abort: Callable[[str], None]):
-        """abort is called with a reason when the engine should stop although it sees no end itself."""
+    def __init__(
+        self,
+        request: Request,
+        tokens: TokenBytes,
+        rule: StopRule,
+        abort: Callable[[str], None],
+        on_over: Callable[[], None],
+    ):
+        """abort: called with a reason when the engine should stop although it sees no end itself.
+
+        on_over: called once, when nothing more will come.
+        """
         self.request = request
         self.num_cached_tokens: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._rule = rule
         self._tokens = tokens
         self._abort = abort
+        self._on_over = on_over
         self._choices = [_Choice(Detokenizer(tokens, rule)) for _ in range(request.sampling.n)]
         self._events: deque[TokenEvent] = deque()
         self._wake = asyncio.Event()
@@ -96,7 +107,7 @@ class RequestStream:
         self._goes_on |= event.stop_reason.__class__ is str
         self._events.append(event)
         if choice.is_finished and all(c.is_finished for c in self._choices):
-            self.is_over = True
+            self._end()
             if self._goes_on:
                 self._abort("stop")
         self._wake.set()
@@ -104,8 +115,8 @@ class RequestStream:
     def fail(self, error: ApiError) -> None:
         """End the stream with an error, which is raised after the events that came before."""
         if not self.is_over:
-            self.is_over, self._error = True, error
-            self._wake.set()
+            self._error = error
+            self._end()
         self.on_driver_done(0)
 
     def on_driver_done(self, num_cached_tokens: int) -> None:
@@ -116,9 +127,13 @@ class RequestStream:
     def cancel(self, reason: str = "abort") -> None:
         """Nobody reads any more: the engine is told unless the request is over."""
         if not self.is_over:
-            self.is_over = True
+            self._end()
             self._abort(reason)
-            self._wake.set()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._wake.set()
+        self._on_over()
 
     async def __aiter__(self) -> AsyncIterator[TokenEvent]:
         """Raises ApiError when the request fails."""
@@ -176,6 +191,7 @@ class EngineClient:
     def __post_init__(self) -> None:
         self._active: dict[str, _Active] = {}
         self._num_preparing = 0
+        self._num_open = 0
         self._stats_waiters: list[asyncio.Future[Stats]] = []
         self._router = self.make_router(self)
         self.failure: str | None = None
@@ -207,8 +223,12 @@ class EngineClient:
 
     @property
     def num_admitted(self) -> int:
-        """Requests inside the engine, and those whose prompts are being prepared."""
-        return len(self._active) + self._num_preparing
+        """Requests that wait for tokens, and those whose prompts are being prepared.
+
+        One whose last token is here does not count, although the driver may hold its memory for a moment: a
+        client that sends its next request on an answer finds room.
+        """
+        return self._num_open + self._num_preparing
 
     @contextmanager
     def preparing(self, num_requests: int = 1) -> Iterator[None]:
@@ -250,7 +270,8 @@ class EngineClient:
             self.send(AbortRequest(request_id, reason))
             self._router.remove_request(request_id)
 
-        stream = RequestStream(request, self.tokens, rule, abort)
+        stream = RequestStream(request, self.tokens, rule, abort, self._on_over)
+        self._num_open += 1
         active = _Active(stream)
         if math.isfinite(self.limits.timeout_s):
             loop = asyncio.get_running_loop()
@@ -343,6 +364,9 @@ class EngineClient:
 
     def _on_rank_failed(self, failed: RankFailed) -> None:
         self.fail_all(f"{failed.name} failed: {failed.message}")
+
+    def _on_over(self) -> None:
+        self._num_open -= 1
 
     def _on_timeout(self, request_id: str) -> None:
         active = self._active.get(request_id)

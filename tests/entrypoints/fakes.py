@@ -113,13 +113,15 @@ class EchoEngine:
     """Is link and pixel inbox at once. It answers with the prompt's text, then end of text.
 
     answers: token ids per choice to use instead. pause_s: time between tokens. is_silent: it never answers.
-    finished_first: the driver's RequestFinished overtakes the last token. repeats: every token comes twice.
+    finished_first: the driver's RequestFinished overtakes the last token. finishes_never: it does not come.
+    repeats: every token comes twice.
     """
 
     answers: list[list[int]] | None = None
     pause_s: float = 0.0
     is_silent: bool = False
     finished_first: bool = False
+    finishes_never: bool = False
     repeats: bool = False
     refuse: RequestFailed | None = None
     seen: list[object] = field(default_factory=list)
@@ -186,7 +188,7 @@ class EchoEngine:
         for choice in range(request.sampling.n):
             answer = default if self.answers is None else self.answers[choice % len(self.answers)]
             await self._choice(request, choice, answer)
-        if not self.finished_first:
+        if not self.finished_first and not self.finishes_never:
             self._on_message(RequestFinished(request.request_id, "stop", 3))
         self._tasks.pop(request.request_id, None)
 

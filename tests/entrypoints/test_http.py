@@ -246,6 +246,12 @@ async def test_a_full_queue_answers_429_with_retry_after(serve):
     assert response.json()["error"]["type"] == "rate_limit_error"
 
 
+async def test_a_client_that_has_its_answer_finds_room_before_the_driver_has_let_the_request_go(serve):
+    async with serve(EchoEngine(finishes_never=True), ClientLimits(max_requests=1)) as http:
+        answers = [await http.post(CHAT, json=chat()) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200] * 3
+
+
 async def test_a_request_that_takes_too_long_ends_with_504_and_is_aborted(serve):
     engine = EchoEngine(is_silent=True)
     async with serve(engine, ClientLimits(timeout_s=0.02)) as http:
