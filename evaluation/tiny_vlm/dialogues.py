@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
-from evaluation.tiny_vlm.pictures import PLACEMENTS, Example, Style, follow_up, make_example
+from evaluation.tiny_vlm.pictures import PLACEMENTS, Example, PictureSpec, Style, follow_up, make_example
 from evaluation.tiny_vlm.questions import COLOUR_NAMES, DIGIT_NAMES, SHAPE_NAMES
 
+NOT_LEARNT = -1
+THING_NAMES = (*SHAPE_NAMES, *DIGIT_NAMES)
 PATCH = 14
 MERGE = 2
 IMAGE_MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
@@ -59,26 +61,57 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Token ids with image pads expanded; `answered` marks the tokens to learn: answers, their end marks."""
+    """Token ids with image pads expanded. specs: what each image shows.
+
+    meanings: for each token to learn (answers and their end marks) the token that it means: a letter means
+    the word of its option, any other token itself. NOT_LEARNT for the rest.
+    """
 
     token_ids: list[int]
-    answered: list[bool]
+    meanings: list[int]
     images: list[Image.Image]
+    specs: list[PictureSpec]
     kinds: list[str]
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """patches [P, 1176]; grids [N, 3] (t, h, w in patches); colours, things [N]: indexes into COLOUR_NAMES
+    and THING_NAMES."""
+
+    patches: torch.Tensor
+    grids: torch.Tensor
+    colours: torch.Tensor
+    things: torch.Tensor
+
+    @classmethod
+    def of(cls, images: Sequence[Image.Image], specs: Sequence[PictureSpec]) -> Pictures:
+        """The pictures of a batch; there may be none."""
+        patches = np.concatenate([np.empty((0, 1176), np.float32), *map(patchify, images)])
+        return cls(
+            torch.from_numpy(patches),
+            torch.tensor([grid_of(image) for image in images], dtype=torch.long).reshape(-1, 3),
+            torch.tensor([COLOUR_NAMES.index(spec.colour) for spec in specs], dtype=torch.long),
+            torch.tensor([THING_NAMES.index(spec.thing) for spec in specs], dtype=torch.long),
+        )
+
+    def __len__(self) -> int:
+        return len(self.grids)
+
+
+@dataclass(frozen=True)
 class Batch:
-    """input_ids [B, L]; position_ids [3, B, L]; patches [P, 1176]; grids [N, 3] (t, h, w in patches);
-    target_rows, target_columns [T]: places whose next token is learnt; targets [T]: those tokens."""
+    """input_ids [B, L]; position_ids [3, B, L]; pictures: those of all rows, in order;
+    target_rows, target_columns [T]: places whose next token is learnt; targets [T]: those tokens;
+    meanings [T]: what they mean."""
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
-    patches: torch.Tensor
-    grids: torch.Tensor
+    pictures: Pictures
     target_rows: torch.Tensor
     target_columns: torch.Tensor
     targets: torch.Tensor
+    meanings: torch.Tensor
 
 
 def patchify(image: Image.Image) -> np.ndarray:
@@ -142,7 +175,9 @@ class DialogueMaker:
     def dialogue(self, rng: random.Random, mixture: Mixture) -> Dialogue:
         """One question about new pictures and up to mixture.max_follow_ups more about the same ones."""
         if rng.random() < 0.01:
-            return self._build([(rng.choice(GREETINGS), GREETING_ANSWER)], [], ["greeting"])
+            return self._build(
+                [(rng.choice(GREETINGS), GREETING_ANSWER, GREETING_ANSWER)], None, ["greeting"]
+            )
         number = rng.choice(mixture.num_images)
         first = make_example(rng, number, self._style(rng, mixture))
         examples = [first]
@@ -151,8 +186,15 @@ class DialogueMaker:
                 examples.append(reading(rng, first, rng.choice(mixture.num_options)))
             else:
                 examples.append(follow_up(rng, first, self._style(rng, mixture).num_options))
-        turns = [(self._user_text(example), example.answer) for example in examples]
-        return self._build(turns, list(first.images), [self.name_of(example) for example in examples])
+        turns = [(self._user_text(example), example.answer, example.answer_text) for example in examples]
+        return self._build(turns, first, [self.name_of(example) for example in examples])
+
+    def word_ids(self, words: Sequence[str]) -> list[int]:
+        """The token of each word. Raises ValueError where a word is not one token."""
+        ids = [self.tokenizer(word).input_ids for word in words]
+        if any(len(tokens) > 1 for tokens in ids):
+            raise ValueError(f"not all of {', '.join(words)} are single tokens")
+        return [tokens[0] for tokens in ids]
 
     def image_tokens(self, image: Image.Image) -> list[int]:
         """An image's tokens: its pads between the vision marks."""
@@ -162,9 +204,8 @@ class DialogueMaker:
 
     def single(self, example: Example) -> Dialogue:
         """An example as a dialogue of one turn."""
-        return self._build(
-            [(self._user_text(example), example.answer)], list(example.images), [self.name_of(example)]
-        )
+        turn = (self._user_text(example), example.answer, example.answer_text)
+        return self._build([turn], example, [self.name_of(example)])
 
     @staticmethod
     def name_of(example: Example) -> str:
@@ -182,10 +223,12 @@ class DialogueMaker:
         mark = "<|vision_start|><|image_pad|><|vision_end|>"
         return "".join(part if type(part) is str else mark for part in example.parts)
 
-    def _build(self, turns: list[tuple[str, str]], images: list[Image.Image], kinds: list[str]) -> Dialogue:
-        lead, token_ids, answered = SYSTEM_TURN, [], []
+    def _build(self, turns: list[tuple[str, str, str]], shown: Example | None, kinds: list[str]) -> Dialogue:
+        """turns: user text, answer, and what the answer says."""
+        images, specs = ([], []) if shown is None else (list(shown.images), list(shown.specs))
+        lead, token_ids, meanings = SYSTEM_TURN, [], []
         grids = iter([grid_of(image) for image in images])
-        for text, answer in turns:
+        for text, answer, says in turns:
             prompt = f"{lead}<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
             for token in self.tokenizer(prompt).input_ids:
                 repeat = 1
@@ -193,38 +236,37 @@ class DialogueMaker:
                     _, height, width = next(grids)
                     repeat = height * width // MERGE**2
                 token_ids += [token] * repeat
-                answered += [False] * repeat
+                meanings += [NOT_LEARNT] * repeat
             learnt = [*self.tokenizer(answer).input_ids, self.end_mark]
             token_ids += learnt
-            answered += [True] * len(learnt)
+            meanings += learnt if says == answer else [*self.word_ids([says]), self.end_mark]
             lead = "\n"
-        return Dialogue(token_ids, answered, images, kinds)
+        return Dialogue(token_ids, meanings, images, specs, kinds)
 
     def collate(self, dialogues: Sequence[Dialogue]) -> Batch:
         """Pad dialogues to one length and gather what a training step needs."""
         length = max(len(d.token_ids) for d in dialogues)
         input_ids = np.full((len(dialogues), length), self.end_mark, dtype=np.int64)
         positions = np.zeros((3, len(dialogues), length), dtype=np.int64)
-        rows, columns = [], []
+        rows, columns, meanings = [], [], []
         for row, d in enumerate(dialogues):
             size = len(d.token_ids)
             input_ids[row, :size] = d.token_ids
             grids = [grid_of(image) for image in d.images]
             positions[:, row, :size] = mrope_positions(d.token_ids, self.image_pad, grids)
-            places = np.flatnonzero(d.answered) - 1
+            places = np.flatnonzero(np.array(d.meanings) != NOT_LEARNT) - 1
             rows += [row] * len(places)
             columns += places.tolist()
+            meanings += [d.meanings[place + 1] for place in places]
         images = [image for d in dialogues for image in d.images]
         target_rows, target_columns = torch.tensor(rows), torch.tensor(columns)
         ids = torch.from_numpy(input_ids)
         return Batch(
             input_ids=ids,
             position_ids=torch.from_numpy(positions),
-            patches=torch.from_numpy(
-                np.concatenate([np.empty((0, 1176), np.float32), *map(patchify, images)])
-            ),
-            grids=torch.tensor([grid_of(image) for image in images], dtype=torch.long).reshape(-1, 3),
+            pictures=Pictures.of(images, [spec for d in dialogues for spec in d.specs]),
             target_rows=target_rows,
             target_columns=target_columns,
             targets=ids[target_rows, target_columns + 1],
+            meanings=torch.tensor(meanings),
         )

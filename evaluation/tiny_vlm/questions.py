@@ -4,7 +4,6 @@
     shape     Which shape is in image 2?                     circle
     digit     Which digit is in image 1?                     7
     lookup    What colour is the circle?                     red (the only circle among the images)
-    locate    Which image shows a red circle?                image 2
     describe  Describe image 2.                              a red circle
 
 With options, the answer is a letter; "describe" is always free.
@@ -20,7 +19,7 @@ from typing import Protocol
 COLOUR_NAMES = ("red", "orange", "yellow", "green", "blue", "purple", "black")
 SHAPE_NAMES = ("circle", "square", "triangle", "diamond", "cross")
 DIGIT_NAMES = tuple("0123456789")
-KINDS = ("colour", "shape", "digit", "lookup", "locate", "describe")
+KINDS = ("colour", "shape", "digit", "lookup", "describe")
 
 
 class Described(Protocol):
@@ -68,8 +67,6 @@ def _fits(kind: str, pictures: Sequence[Described]) -> bool:
         return any(p.thing in DIGIT_NAMES for p in pictures)
     if kind == "lookup":
         return len(pictures) > 1 and bool(_unique([p.thing for p in pictures]))
-    if kind == "locate":
-        return len(pictures) > 1 and bool(_unique([p.text for p in pictures]))
     return True
 
 
@@ -87,10 +84,6 @@ def _compose(
     rng: random.Random, kind: str, pictures: Sequence[Described]
 ) -> tuple[str, str, tuple[str, ...]]:
     """Text, free answer and the pool of wrong answers of one question."""
-    if kind == "locate":
-        index = rng.choice(_unique([p.text for p in pictures]))
-        names = tuple(f"image {i + 1}" for i in range(max(len(pictures), 2)))
-        return f"Which image shows {phrase(pictures[index])}?", names[index], names
     if kind == "lookup":
         index = rng.choice(_unique([p.thing for p in pictures]))
         noun = pictures[index].thing
@@ -113,9 +106,6 @@ def _with_options(
     """Shuffle the right answer among wrong ones of the pool; fewer options where the pool is small."""
     wrong = [name for name in pool if name != question.answer]
     chosen = rng.sample(wrong, min(num_options - 1, len(wrong))) + [question.answer]
-    if question.kind == "locate":
-        chosen.sort()
-    else:
-        rng.shuffle(chosen)
+    rng.shuffle(chosen)
     letter = chr(65 + chosen.index(question.answer))
     return Question(question.kind, question.text, tuple(chosen), letter)
