@@ -11,8 +11,11 @@ from torch import Tensor
 MIN_ROWS_TO_WIDEN = 8
 """Below this many rows reading the weights takes most of the time, and widening them would add to it."""
 
-ROW_BUCKETS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Numbers of rows that oneDNN sees: it keeps memory for each (number of rows, shape) for good."""
+ROW_BUCKETS = (2, 4, 8, 12, *range(16, 128, 8), *range(128, 257, 16))
+"""Numbers of rows that oneDNN sees: it keeps memory for each (number of rows, shape) for good.
+
+Close enough that a chunk of 65 tokens is not computed as 96.
+"""
 
 _HAS_ONEDNN = torch.backends.mkldnn.is_available()
 _onednn_linear = torch.ops.mkldnn._linear_pointwise
