@@ -14,7 +14,7 @@ TRACES = (
 )
 
 
-def draw_folder(traces: Path, out_dir: Path, suffix: str = "simulated") -> list[Path]:
+def draw_folder(traces: Path, out_dir: Path, suffix: str = "simulated, costs clean (H100)") -> list[Path]:
     """Draw the two traces of a folder; nothing when one is missing. suffix: where the traces come from."""
     paths = [(title, traces / name) for title, name in TRACES]
     if not all(path.exists() for _, path in paths):

@@ -157,7 +157,9 @@ def _draw_lives(axis: Axes, lives: Sequence[Life], row: int, colours: Mapping[st
         axis.broken_barh([(begins, life.end - begins)], (bottom, height), **look | {"alpha": 0.75})
         if "first token" in life.moments:
             at, middle = life.moments["first token"], bottom + height / 2
-            axis.plot([at], [middle], "o", color="white", markeredgecolor="black", markersize=3.2)
+            axis.plot(
+                [at], [middle], "o", color="white", markeredgecolor="black", markersize=3.2, clip_on=False
+            )
 
 
 def _draw_bar(axis: Axes, bar: Bar, row: int, colours: Mapping[str, str]) -> None:
