@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gllm.core.config_reader import ConfigError, Fields
+from gllm.core.rank_share import RankShare
 
 __all__ = ["DTYPE_BYTES", "PRESETS", "ConfigError", "ModelShape", "TextShape", "VisionShape", "split_layers"]
 
@@ -35,21 +36,9 @@ class TextShape:
     attention_bias: bool
 
     @property
-    def attention_params_per_layer(self) -> int:
-        """Weights and biases of one layer's q, k, v and output projections."""
-        q, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        bias = q + 2 * kv if self.attention_bias else 0
-        return self.hidden_size * (2 * q + 2 * kv) + bias
-
-    @property
-    def mlp_params_per_layer(self) -> int:
-        """Weights of one layer's gate, up and down projections."""
-        return 3 * self.hidden_size * self.intermediate_size
-
-    @property
     def params_per_layer(self) -> int:
         """All parameters of one decoder layer, its two norms included."""
-        return self.attention_params_per_layer + self.mlp_params_per_layer + 2 * self.hidden_size
+        return self._layer_params(RankShare(1))
 
     @property
     def embedding_params(self) -> int:
@@ -59,12 +48,34 @@ class TextShape:
     @property
     def num_params(self) -> int:
         """All parameters of the language model; a tied head counts once."""
-        heads = 1 if self.tie_word_embeddings else 2
-        return self.num_layers * self.params_per_layer + heads * self.embedding_params + self.hidden_size
+        return self.params_of(RankShare(self.num_layers))
 
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        """Bytes of keys and values that one token keeps over all layers (before any TP split)."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+    def params_of(self, share: RankShare) -> int:
+        """Parameters of a rank. Of a vocabulary of 10, each of 4 ranks has 3 rows."""
+        table = -(-self.vocab_size // share.tp) * self.hidden_size
+        has_own_head = share.is_last and not (share.is_first and self.tie_word_embeddings)
+        return (
+            share.num_layers * self._layer_params(share)
+            + (table if share.is_first else 0)
+            + (table if has_own_head else 0)
+            + (self.hidden_size if share.is_last else 0)
+        )
+
+    def kv_bytes_per_token(self, dtype_bytes: int, share: RankShare | None = None) -> int:
+        """Bytes of keys and values that a rank, or one that has all layers, keeps of a token."""
+        share = share or RankShare(self.num_layers)
+        return 2 * share.num_layers * self._kv_heads(share) * self.head_dim * dtype_bytes
+
+    def _kv_heads(self, share: RankShare) -> int:
+        """With more ranks than heads, several ranks keep the same one."""
+        return max(self.num_kv_heads // share.tp, 1)
+
+    def _layer_params(self, share: RankShare) -> int:
+        query = share.part(self.num_heads) * self.head_dim
+        kv = 2 * self._kv_heads(share) * self.head_dim
+        bias = query + kv if self.attention_bias else 0
+        mlp = 3 * self.hidden_size * share.part(self.intermediate_size)
+        return self.hidden_size * (2 * query + kv) + bias + mlp + 2 * self.hidden_size
 
     def check_tensor_parallel(self, tp: int) -> None:
         """Raise ValueError where tp ranks cannot share the heads.
@@ -112,17 +123,22 @@ class VisionShape:
         return self.spatial_merge_size**2
 
     @property
-    def params_per_layer(self) -> int:
-        """All parameters of one block: qkv and output with bias, a gated MLP with bias, two norms."""
-        h, m = self.hidden_size, self.intermediate_size
-        return 4 * h * h + 4 * h + 3 * h * m + 2 * m + h + 2 * h
-
-    @property
     def num_params(self) -> int:
         """All parameters of the tower: patch embedding, blocks, merger."""
-        h, wide = self.hidden_size, self.hidden_size * self.merge_unit
-        merger = h + wide * wide + wide + wide * self.out_hidden_size + self.out_hidden_size
-        return self.patch_dim * h + self.depth * self.params_per_layer + merger
+        return self.params_of(RankShare(self.depth))
+
+    def params_of(self, share: RankShare) -> int:
+        """Parameters of a rank that has all blocks; biases of what is summed over ranks are on rank 0 only.
+
+        A block has qkv and output with bias, a gated MLP with bias, and two norms.
+        """
+        hidden, wide = self.hidden_size, self.hidden_size * self.merge_unit
+        heads = share.part(self.num_heads) * self.head_dim
+        mlp, merged = share.part(self.intermediate_size), share.part(wide)
+        block = 4 * heads * hidden + 3 * heads + 3 * mlp * hidden + 2 * mlp + 2 * hidden
+        merger = hidden + merged * wide + merged + merged * self.out_hidden_size
+        summed = self.depth * 2 * hidden + self.out_hidden_size if share.tp_rank == 0 else 0
+        return hidden * self.patch_dim + self.depth * block + merger + summed
 
 
 @dataclass(frozen=True, slots=True)

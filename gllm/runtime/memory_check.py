@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gllm.config import CacheConfig, ConfigError, EngineConfig
-from gllm.core.memory_need import RankShare, kv_numbers_per_token, text_params, vision_params
 from gllm.core.model_shape import DTYPE_BYTES, ModelShape, TextShape, split_layers
+from gllm.core.rank_share import RankShare
 from gllm.models.names import resolve_model
 from gllm.models.shape_file import read_shape
 from gllm.runtime.host_memory import GIB
@@ -43,11 +43,11 @@ def need_of_ranks(config: EngineConfig, stage_zero_encodes: bool = True) -> Host
     here = config.parallel.ranks or tuple(range(len(shares)))
     params = 0
     for share in (shares[rank] for rank in here):
-        params += text_params(shape.text, share)
+        params += shape.text.params_of(share)
         if stage_zero_encodes and share.is_first and shape.vision is not None:
-            params += vision_params(shape.vision, share.tp, share.tp_rank)
+            params += shape.vision.params_of(share)
     size = dtype_bytes(config, shape)
-    blocks = [config.cache.page_size * kv_numbers_per_token(shape.text, share) * size for share in shares]
+    blocks = [config.cache.page_size * shape.text.kv_bytes_per_token(size, share) for share in shares]
     return HostNeed(size * params, _num_blocks(config.cache, blocks) * sum(blocks[rank] for rank in here))
 
 

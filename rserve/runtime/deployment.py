@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 
 from gllm.config import ConfigError
-from gllm.core.memory_need import vision_params
 from gllm.models.names import resolve_model
 from gllm.models.shape_file import read_shape
 from gllm.runtime.launcher import ChildPlan, Deployment
@@ -109,7 +108,7 @@ def need_of_deployment(config: RServeConfig) -> HostNeed:
     if shape.vision is None or not config.num_encoders or config.parallel.launch_mode == "slave":
         return ranks
     size, hidden = dtype_bytes(config, shape), shape.text.hidden_size
-    towers = config.num_encoders * vision_params(shape.vision) * size
+    towers = config.num_encoders * shape.vision.num_params * size
     return HostNeed(
         ranks.weights + towers, ranks.kv_cache, config.embedding_rows(hidden, size) * hidden * size
     )

@@ -9,8 +9,8 @@ from torch import nn
 
 from benchmarks.gpu.shapes import write_config
 from gllm.config import CacheConfig, ConfigError, ModelConfig, ParallelConfig
-from gllm.core.memory_need import RankShare, kv_numbers_per_token, text_params, vision_params
 from gllm.core.model_shape import PRESETS, ModelShape
+from gllm.core.rank_share import RankShare
 from gllm.layers.attention import create_backend
 from gllm.layers.comm import ThreadTensorParallel
 from gllm.layers.placement import Placement
@@ -43,17 +43,19 @@ def test_parameters_are_counted_as_the_layers_allocate_them(name: str, tp: int):
             for stage in pipeline_stages(shape.text.num_layers, pp):
                 share = RankShare(len(stage.layers), stage.is_first, stage.is_last, tp, group.rank)
                 model = create_model(shape, stage, place, create_backend("sdpa", place), with_vision=False)
-                assert text_params(shape.text, share) == num_params(model)
+                assert shape.text.params_of(share) == num_params(model)
                 block = KvLayers.of(shape.text, len(stage.layers), group, "bfloat16").bytes_per_block(16)
-                assert 2 * 16 * kv_numbers_per_token(shape.text, share) == block
+                assert 16 * shape.text.kv_bytes_per_token(2, share) == block
         assert shape.vision is not None
-        assert vision_params(shape.vision, tp, group.rank) == num_params(create_vision(shape, place, "sdpa"))
+        share = RankShare(shape.vision.depth, tp=tp, tp_rank=group.rank)
+        assert shape.vision.params_of(share) == num_params(create_vision(shape, place, "sdpa"))
 
 
 def test_one_rank_has_the_whole_model():
     for shape in (*PRESETS.values(), read_shape(resolve_model("small"))):
-        assert text_params(shape.text, RankShare(shape.text.num_layers)) == shape.text.num_params
-        assert shape.vision is None or vision_params(shape.vision) == shape.vision.num_params
+        assert shape.text.params_of(RankShare(shape.text.num_layers)) == shape.text.num_params
+        whole = RankShare(0)
+        assert shape.vision is None or shape.vision.params_of(whole) == shape.vision.num_params
 
 
 def tiny_shape() -> ModelShape:
