@@ -7,8 +7,6 @@ announces the batch. So what is announced has landed, as in shared memory.
 A dead encoder writes nothing more: its GPU work ends with its process, before that is reaped.
 """
 
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -18,6 +16,7 @@ from torch import Tensor
 from gllm.config import ConfigError
 from rserve.runtime.arena_memory import ArenaShape
 from rserve.runtime.device_memory import Arrival, DeviceMemory, MemoryHandle
+from rserve.runtime.in_order import InOrder
 from rserve.runtime.messages import EmbeddingsSent
 from rserve.runtime.shared_memory import Announce, SharedMemoryReceiver
 
@@ -65,28 +64,20 @@ class CudaIpcSender:
         self._memory = memory
         self._arena = arena
         self._announce = announce
-        self._on_broken = on_broken
-        self._under_way: queue.SimpleQueue[tuple[Arrival, EmbeddingsSent] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
-        self._thread.start()
+        self._thread = InOrder(on_broken)
 
     def send(self, message: EmbeddingsSent, embeddings: Sequence[Tensor]) -> None:
         """Returns at once; the tensors must not change afterwards."""
         rows = [self._arena[row : row + count] for row, count in zip(message.rows, message.counts)]
-        self._under_way.put((self._memory.copy(rows, embeddings), message))
+        arrival = self._memory.copy(rows, embeddings)
+        self._thread.add(lambda: self._finish(arrival, message))
 
     def close(self) -> None:
-        self._under_way.put(None)
-        self._thread.join(timeout=5.0)
+        self._thread.close()
 
-    def _run(self) -> None:
-        try:
-            while (sent := self._under_way.get()) is not None:
-                arrival, message = sent
-                arrival.wait()
-                self._announce(message)
-        except RuntimeError as error:
-            self._on_broken(error)
+    def _finish(self, arrival: Arrival, message: EmbeddingsSent) -> None:
+        arrival.wait()
+        self._announce(message)
 
 
 class CudaIpcReceiver(SharedMemoryReceiver):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gllm.core.effects import Effect
+from rserve.runtime.in_order import InOrder
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 from rserve.runtime.shared_memory import Announce, Landing, hand_over
 
@@ -68,29 +69,29 @@ class PointToPointSender:
     ) -> None:
         """open_group: joins the driver; on_broken: the driver can't be reached; both called in the thread."""
         self._announce = announce
-        self._on_broken = on_broken
         self._open_group = open_group
-        self._waiting: queue.SimpleQueue[Sequence[Tensor] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
-        self._thread.start()
+        self._group: dist.ProcessGroup | None = None
+        self._thread = InOrder(on_broken)
+        self._thread.add(self._join)
 
     def send(self, message: EmbeddingsSent, embeddings: Sequence[Tensor]) -> None:
         """Returns at once; the tensors must not change afterwards."""
         self._announce(message)
-        self._waiting.put([embedding.contiguous() for embedding in embeddings])
+        contiguous = [embedding.contiguous() for embedding in embeddings]
+        self._thread.add(lambda: self._deliver(contiguous))
 
     def close(self) -> None:
-        self._waiting.put(None)
-        self._thread.join(timeout=5.0)
+        """The driver sees that this end is gone."""
+        self._thread.close()
+        self._group = None
 
-    def _run(self) -> None:
-        try:
-            group = self._open_group()
-            while (embeddings := self._waiting.get()) is not None:
-                for embedding in embeddings:
-                    group.send([embedding], DRIVER, NO_TAG).wait()
-        except RuntimeError as error:
-            self._on_broken(error)
+    def _join(self) -> None:
+        self._group = self._open_group()
+
+    def _deliver(self, embeddings: Sequence[Tensor]) -> None:
+        assert self._group is not None
+        for embedding in embeddings:
+            self._group.send([embedding], DRIVER, NO_TAG).wait()
 
 
 class _Lane:
@@ -198,8 +199,10 @@ class PointToPointReceiver:
         is_reported, loss = False, message
         for key in [key for key in self._lanes if key[0] == message.encoder]:
             lane = self._lanes.pop(key)
-            loss = lane.with_owed(loss)
-            is_reported |= lane.end(message)
+            if lane.end(message):
+                is_reported = True
+            else:
+                loss = lane.with_owed(loss)
         if not is_reported:
             self._on_event(loss)
 
