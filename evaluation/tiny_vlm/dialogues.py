@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,10 +15,9 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from evaluation.tiny_vlm.pictures import PLACEMENTS, Example, PictureSpec, Style, follow_up, make_example
-from evaluation.tiny_vlm.questions import COLOUR_NAMES, DIGIT_NAMES, SHAPE_NAMES
+from evaluation.tiny_vlm.questions import COLOUR_NAMES, THING_NAMES
 
 NOT_LEARNT = -1
-THING_NAMES = (*SHAPE_NAMES, *DIGIT_NAMES)
 PATCH = 14
 MERGE = 2
 IMAGE_MEAN = np.array([0.48145466, 0.4578275, 0.40821073], dtype=np.float32)
@@ -45,18 +44,14 @@ EVERY_SIZE = (
 class Mixture:
     """What a batch is drawn from: images an example, chance of options, picture sizes, further turns.
 
-    num_options: numbers of options, each with equal chance. reading_share: chance that a further turn only
-    asks for the option that says a given word: it teaches to bind letters to options without a picture.
-    drill_share: share of batches that are text drills (drill.py).
+    num_options: numbers of options, each with equal chance.
     """
 
     num_images: tuple[int, ...]
     choice_share: float
     sizes: Sequence[tuple[int, int]]
     num_options: tuple[int, ...] = (2, 3, 4, 4, 4, 5)
-    reading_share: float = 0.0
     max_follow_ups: int = 3
-    drill_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -153,17 +148,6 @@ def mrope_positions(
     return positions
 
 
-def reading(rng: random.Random, example: Example, num_options: int) -> Example:
-    """A turn that asks which option says a given word; the pictures do not matter."""
-    pool = rng.choice((COLOUR_NAMES, SHAPE_NAMES, DIGIT_NAMES))
-    options = tuple(rng.sample(pool, min(num_options, len(pool))))
-    wanted = rng.randrange(len(options))
-    question = f"Which option is {options[wanted]}?"
-    return replace(
-        example, images=(), kind="reading", question=question, options=options, answer=chr(65 + wanted)
-    )
-
-
 class DialogueMaker:
     """Makes dialogues and batches for one tokenizer."""
 
@@ -182,10 +166,7 @@ class DialogueMaker:
         first = make_example(rng, number, self._style(rng, mixture))
         examples = [first]
         for _ in range(rng.randint(0, mixture.max_follow_ups)):
-            if rng.random() < mixture.reading_share:
-                examples.append(reading(rng, first, rng.choice(mixture.num_options)))
-            else:
-                examples.append(follow_up(rng, first, self._style(rng, mixture).num_options))
+            examples.append(follow_up(rng, first, self._style(rng, mixture).num_options))
         turns = [(self._user_text(example), example.answer, example.answer_text) for example in examples]
         return self._build(turns, first, [self.name_of(example) for example in examples])
 

@@ -12,8 +12,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     apply_rotary_pos_emb_vision,
 )
 
-from evaluation.tiny_vlm.dialogues import MERGE, THING_NAMES, Batch, DialogueMaker, Pictures
-from evaluation.tiny_vlm.questions import COLOUR_NAMES
+from evaluation.tiny_vlm.dialogues import MERGE, Batch, DialogueMaker, Pictures
+from evaluation.tiny_vlm.questions import COLOUR_NAMES, THING_NAMES
 
 MEANING_WEIGHT = 0.5
 NAMING_WEIGHT = 0.1

@@ -19,6 +19,7 @@ from typing import Protocol
 COLOUR_NAMES = ("red", "orange", "yellow", "green", "blue", "purple", "black")
 SHAPE_NAMES = ("circle", "square", "triangle", "diamond", "cross")
 DIGIT_NAMES = tuple("0123456789")
+THING_NAMES = (*SHAPE_NAMES, *DIGIT_NAMES)
 KINDS = ("colour", "shape", "digit", "lookup", "describe")
 
 
