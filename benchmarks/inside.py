@@ -6,9 +6,10 @@ import os
 import time
 import urllib.request
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.servers import process_tree
 
 RESTS_AT_ZERO = (
     "rserve_requests_active",
@@ -64,13 +65,8 @@ class ProcessState:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one; threads and processes that end meanwhile have none."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            for child in task.read_text().split():
-                found += [int(child), *descendants(int(child))]
-    return found
+    """All processes below one; none when it has ended."""
+    return [found for found in process_tree(pid) if found != pid]
 
 
 def processes(root: int) -> dict[str, ProcessState]:

@@ -12,9 +12,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from gllm.models.names import resolve_model
 
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 300.0
@@ -50,8 +52,8 @@ class ServerPlan:
 
 
 def model_folder(model: str) -> Path:
-    """The folder of a model given by its path, or by the name under which it ships with us."""
-    return Path(model).resolve() if Path(model).is_dir() else ROOT / "gllm" / "models_data" / model
+    """The folder of a model, whatever the working directory. Raises UnknownModelError."""
+    return resolve_model(model).resolve()
 
 
 def weight_flags(model: str) -> tuple[str, ...]:
@@ -87,18 +89,7 @@ class Server:
 
     def stop(self) -> int:
         """Ask it to end, then make it; returns the exit code."""
-        family = process_tree(self.process.pid)
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            code = self.process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            code = self.process.wait()
-            for pid in family:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        return code
+        return end(self.process, STOP_S)
 
 
 @contextlib.contextmanager
@@ -149,6 +140,27 @@ def start(plan: ServerPlan, log_dir: Path | None = None) -> Server:
         tail = "\n".join(Path(name).read_text(errors="replace").splitlines()[-8:])
         raise ServerFailed(f"`{plan.shown}` did not get ready:\n{tail}")
     return server
+
+
+def end(process: subprocess.Popen[bytes], wait_s: float) -> int:
+    """Ask a process to end; after wait_s seconds kill it and all its descendants. Its exit code."""
+    family = process_tree(process.pid)
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+        kill_all(family)
+        return code
+
+
+def kill_all(pids: Iterable[int]) -> None:
+    """Kill those that still run."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def process_tree(root: int) -> dict[int, float]:

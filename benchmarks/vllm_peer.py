@@ -27,10 +27,11 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from benchmarks.servers import ServerPlan, process_tree
+from benchmarks.servers import ServerPlan, end, kill_all, process_tree
 from benchmarks.vllm_proxy import EncodeFirst
 
 START_S = 1200.0
+STOP_S = 15.0
 LARGEST = {"image": {"count": 16, "width": 448, "height": 448}, "video": 0}
 PRELOADED = ("libtcmalloc_minimal.so.4", "libiomp5.so")
 
@@ -107,15 +108,8 @@ def started(server: VllmServer) -> Iterator[tuple[str, subprocess.Popen[bytes]]]
         yield f"http://127.0.0.1:{port}", process
     finally:
         family = process_tree(process.pid)
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end(process, STOP_S)
+        kill_all(family)  # what it left behind when it ended
 
 
 def free_port() -> int:

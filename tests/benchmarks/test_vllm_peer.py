@@ -164,6 +164,7 @@ def test_ratios_can_be_to_vllm():
 def test_weights_are_random_only_where_there_are_none(tmp_path):
     assert weight_flags("small") == ("--load-format", "dummy")
     assert weight_flags("tiny") == ()
+    (tmp_path / "config.json").write_text("{}")
     assert model_folder("tiny").name == "tiny" and model_folder(str(tmp_path)) == tmp_path
 
 

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,16 +53,6 @@ def running(folder: Path, *flags: str) -> Iterator[Server]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def children(pid: int) -> Sequence[int]:
-    """All descendants of a process; threads and processes that end meanwhile have none."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            for child in task.read_text().split():
-                found += [int(child), *children(int(child))]
-    return found
 
 
 def _ready_url(process: subprocess.Popen[str], log: Path) -> str:

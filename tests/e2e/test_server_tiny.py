@@ -15,10 +15,11 @@ import pytest
 from PIL import Image, ImageDraw
 
 from benchmarks.gpu.shapes import write_config
+from benchmarks.inside import descendants
 from gllm.core.model_shape import PRESETS
 from gllm.multimodal.data_url import to_data_url
 from gllm.runtime.host_memory import GIB, free_cpu_bytes
-from tests.e2e.server import Server, children, command, running
+from tests.e2e.server import Server, command, running
 
 
 def picture(colour: str = "red", size: tuple[int, int] = (56, 56)) -> str:
@@ -155,7 +156,7 @@ def test_metrics_and_health_tell_of_the_running_server(server: Server):
 @pytest.mark.slow
 def test_a_signal_lets_running_answers_end_and_leaves_no_process(tmp_path):
     with running(tmp_path, "tiny") as server:
-        processes = children(server.process.pid)
+        processes = descendants(server.process.pid)
         body = {"messages": ask(picture()), "max_tokens": 40, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
@@ -198,7 +199,7 @@ def test_a_second_signal_ends_running_answers_at_once(tmp_path):
 @pytest.mark.slow
 def test_a_rank_that_dies_ends_the_server_with_a_message(tmp_path):
     with running(tmp_path, "tiny") as server:
-        rank = max(children(server.process.pid))
+        rank = max(descendants(server.process.pid))
         os.kill(rank, signal.SIGKILL)
         assert server.process.wait(30) == 1
         assert "error: rank0 was killed" in server.log.read_text()

@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 from PIL import Image
 
+from benchmarks.inside import descendants
 from gllm.multimodal.data_url import to_data_url
-from tests.e2e.server import Server, children, running
+from tests.e2e.server import Server, running
 
 WAIT_S = 60.0
 IDLE = (
@@ -94,7 +95,7 @@ class Deployment:
 
     def pid(self, name: str) -> int | None:
         """The process of this name, as `ps` shows it."""
-        for pid in children(self.server.process.pid):
+        for pid in descendants(self.server.process.pid):
             try:
                 if Path(f"/proc/{pid}/comm").read_text().strip() == name:
                     return pid
@@ -121,7 +122,7 @@ class Deployment:
     def descriptors(self) -> dict[str, int]:
         """Open files of the server and its children, by process name."""
         found = {}
-        for pid in (self.server.process.pid, *children(self.server.process.pid)):
+        for pid in (self.server.process.pid, *descendants(self.server.process.pid)):
             try:
                 name = Path(f"/proc/{pid}/comm").read_text().strip()
                 found[name] = len(os.listdir(f"/proc/{pid}/fd"))
@@ -132,7 +133,7 @@ class Deployment:
     def resident_kib(self) -> dict[str, int]:
         """Resident memory of the server and its children, by process name."""
         found = {}
-        for pid in (self.server.process.pid, *children(self.server.process.pid)):
+        for pid in (self.server.process.pid, *descendants(self.server.process.pid)):
             try:
                 name = Path(f"/proc/{pid}/comm").read_text().strip()
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()

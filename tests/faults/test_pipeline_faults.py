@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.server import children
+from benchmarks.inside import descendants
 from tests.faults.deployment import Deployment, body, deployed, picture
 
 
@@ -44,7 +44,7 @@ def test_choices_that_end_by_a_stop_string_stop_the_engine(server: Deployment):
 
 @pytest.mark.slow
 def test_a_dead_rank_ends_all_requests_and_the_server(server: Deployment):
-    processes = children(server.server.process.pid)
+    processes = descendants(server.server.process.pid)
     text = ""
     with server.stream(body(text="go on", max_tokens=300, ignore_eos=True)) as response:
         lines = response.iter_lines()
@@ -54,5 +54,5 @@ def test_a_dead_rank_ends_all_requests_and_the_server(server: Deployment):
     assert "rank1 was killed" in text
     assert server.server.process.wait(60) == 1
     assert "error: rank1 was killed" in server.server.log.read_text()
-    gone = set(processes) - set(children(1)) if processes else set()
+    gone = set(processes) - set(descendants(1)) if processes else set()
     assert gone == set(processes)

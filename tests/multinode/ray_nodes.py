@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e.server import children
+from benchmarks.inside import descendants
 
 START_S = 120.0
 ATTEMPTS = 3
@@ -28,7 +28,7 @@ class Cluster:
 
     def processes(self) -> list[dict[str, int]]:
         """For each node, the processes that it runs by their names, as `ps` shows them."""
-        return [{_name(pid): pid for pid in children(node.pid)} for node in self.nodes]
+        return [{_name(pid): pid for pid in descendants(node.pid)} for node in self.nodes]
 
     def pid(self, name: str) -> int | None:
         """The process of this name."""
@@ -90,7 +90,7 @@ def _try_node(log: Path, cpus: int, *flags: str) -> "subprocess.Popen[str]":
 
 
 def _end(nodes: "list[subprocess.Popen[str]]") -> None:
-    below = [pid for node in nodes for pid in children(node.pid)]
+    below = [pid for node in nodes for pid in descendants(node.pid)]
     for node in nodes:
         node.terminate()
     for node in nodes:
