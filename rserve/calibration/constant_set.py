@@ -25,8 +25,8 @@ class Measured:
 
 def constant_set(measured: Measured, stage: StageFit, encoder: EncoderFit) -> dict[str, Any]:
     """The content of the file; `hardware` and `constants` are what the simulator reads."""
-    rates = [*(rate for _, rate in (*stage.gemm, *stage.attention, *encoder.gemm)), encoder.attention]
-    peak = max(rates)
+    tables = (*stage.gemm, *stage.head, *stage.attention, *encoder.gemm)
+    peak = max(*(rate for _, rate in tables), encoder.attention)
     return {
         "about": f"Measured by {measured.origin}.",
         "hardware": _hardware(measured, peak, stage.bandwidth),
@@ -61,7 +61,13 @@ def _stage_entries(fit: StageFit, peak: float, origin: str) -> dict[str, Entry]:
         "gemm_utilisation": _entry(
             _shares(fit.gemm, peak),
             f"{share} by tokens",
-            "micro-batches less overheads and attention; decodes with head up to 16 tokens, prefill above",
+            "micro-batches less overheads and attention; decodes up to 16 tokens, prefill above",
+            origin,
+        ),
+        "head_utilisation": _entry(
+            _shares(fit.head, peak),
+            f"{share} by rows with logits",
+            "decodes with a sampled token each, less the same without",
             origin,
         ),
         "attention_utilisation": _entry(

@@ -17,7 +17,7 @@ class Stopwatch:
 
     device: torch.device
     spend: float = 0.6
-    least: int = 2
+    least: int = 3
     most: int = 15
     long: float = 1.0
 

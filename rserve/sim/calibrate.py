@@ -5,10 +5,12 @@ by least squares over all points. Units are SI.
 
 Stage, for a micro-batch of T tokens in n chunks (see `CostModel.stage_time`):
 
-    t = a + c n + (layers + head) FLOPs / g(T) + sum over chunks of (pairs x FLOPs a pair) / r(length)
+    t = a + c n + layers' FLOPs / g(T) + head's FLOPs / h(samples)
+          + sum over chunks of (pairs x FLOPs a pair) / r(length)
 
 r(length) comes from the slope of t over the context of one chunk, c from the same tokens in more chunks, a
-from the intercept of t over T, g(T) from what then remains. Encoder, for items of B tokens in all:
+from the intercept of t over T, h from decodes with
+logits less the same decodes without, g(T) from what then remains. Encoder, for items of B tokens in all:
 t = gemm / v(B) + attention / w, with w from batches of equal B in items of different sizes. The peak of which
 the tables are shares is the highest of all these rates, so it needs no data sheet.
 """
@@ -70,7 +72,7 @@ class EncodePoint:
 
 @dataclass(frozen=True, slots=True)
 class StageFit:
-    """Costs of a stage. gemm, attention: FLOP/s by tokens of a micro-batch, of a chunk.
+    """Costs of a stage. gemm, attention: FLOP/s by tokens of a micro-batch, of a chunk; head: by samples.
 
     bandwidth: bytes/s of weights or cache.
     """
@@ -78,6 +80,7 @@ class StageFit:
     iteration_overhead: float
     chunk_overhead: float
     gemm: Rates
+    head: Rates
     attention: Rates
     bandwidth: float
 
@@ -94,9 +97,9 @@ class EncoderFit:
 def fit_stage(k: StageCoefficients, points: Sequence[StagePoint]) -> StageFit:
     """Costs of one stage that holds all layers and the head.
 
-    Needs decodes with a sample each; chunks without samples at start 0, of at least two lengths above
-    MOST_DECODES; one length with at least two starts; and one number of tokens in one and in more chunks
-    (else chunks cost nothing). Raises ValueError where there is no slope over the context.
+    Needs decodes of the same chunks with a sample each and without; chunks without samples at start 0, of at
+    least two lengths above MOST_DECODES; one length with at least two starts; and one number of tokens in one
+    and in more chunks (else chunks cost nothing). Raises ValueError where there is no slope over the context.
     """
     attention = _attention_rates(k, points)
 
@@ -107,14 +110,21 @@ def fit_stage(k: StageCoefficients, points: Sequence[StagePoint]) -> StageFit:
         )
 
     prefills = [p for p in points if not p.is_decode and p.samples == 0]
-    chunk = _chunk_overhead(prefills, attended)
+    decodes = [p for p in points if p.is_decode and p.samples == 0]
     alone = [p for p in prefills if p.is_fresh and p.tokens > MOST_DECODES]
-    rests = [(float(p.tokens), _rest(p.seconds, attended(p) + chunk)) for p in alone]
-    shortest = min(p.seconds for p in points)
-    iteration = min(max(_intercept(rests), 0.0), (1 - LEAST_SHARE) * shortest)
-    decodes = [p for p in points if p.is_decode and p.samples]
+    fixed = max(_intercept([(float(p.tokens), _rest(p.seconds, attended(p))) for p in alone]), 0.0)
+    fixed = min(fixed, (1 - LEAST_SHARE) * min(p.seconds for p in points))
+    fastest = max(rate for _, rate in _gemm_rates(k, alone, lambda p: attended(p) + fixed))
+    room = [
+        (p.seconds - attended(p) - fixed - p.tokens * k.gemm_flops / fastest) / (len(p.chunks) - 1)
+        for p in decodes
+        if len(p.chunks) > 1
+    ]
+    chunk = max(min(_chunk_overhead(prefills, attended), fixed, *room), 0.0)
+    iteration = fixed - chunk
     gemm = _gemm_rates(k, alone + decodes, lambda p: attended(p) + iteration + chunk * len(p.chunks))
-    return StageFit(iteration, chunk, gemm, attention, _bandwidth(k, gemm, attention, points))
+    head = _head_rates(k, points)
+    return StageFit(iteration, chunk, gemm, head, attention, _bandwidth(k, gemm, head, attention, points))
 
 
 def fit_encoder(vision: VisionShape, points: Sequence[EncodePoint]) -> EncoderFit:
@@ -174,16 +184,28 @@ def _gemm_rates(
 ) -> Rates:
     rates = []
     for tokens, same in _grouped(points, lambda p: p.tokens).items():
-        work = [tokens * k.gemm_flops + p.samples * k.head_flops for p in same]
-        rates.append((float(tokens), fmean(w / _rest(p.seconds, other(p)) for w, p in zip(work, same))))
+        work = tokens * k.gemm_flops
+        rates.append((float(tokens), fmean(work / _rest(p.seconds, other(p)) for p in same)))
     return tuple(rates)
 
 
-def _bandwidth(k: StageCoefficients, gemm: Rates, attention: Rates, points: Sequence[StagePoint]) -> float:
+def _head_rates(k: StageCoefficients, points: Sequence[StagePoint]) -> Rates:
+    """FLOP/s of the vocabulary projection by rows, from the median over contexts of what sampling adds."""
+    without = {p.chunks: p.seconds for p in points if p.samples == 0}
+    rates = []
+    for samples, same in _grouped([p for p in points if p.samples], lambda p: p.samples).items():
+        added = [_rest(p.seconds, without[p.chunks]) for p in same if p.chunks in without]
+        if added:
+            rates.append((float(samples), samples * k.head_flops / median(added)))
+    return tuple(rates)
+
+
+def _bandwidth(
+    k: StageCoefficients, gemm: Rates, head: Rates, attention: Rates, points: Sequence[StagePoint]
+) -> float:
     """Bytes/s at which no measured product or attention would be faster than its memory traffic."""
     rates = [k.weight_bytes / (tokens * k.gemm_flops / rate) for tokens, rate in gemm]
-    samples = {p.samples for p in points if p.samples}
-    rates += [k.head_bytes / (n * k.head_flops / _rate_at(gemm, n)) for n in samples if k.head_flops]
+    rates += [k.head_bytes / (samples * k.head_flops / rate) for samples, rate in head]
     for start, length in {chunk for p in points for chunk in p.chunks}:
         seconds = attention_pairs(start, length) * k.pair_flops / _rate_at(attention, length)
         rates.append((start + length) * k.kv_bytes / seconds)

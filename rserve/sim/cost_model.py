@@ -173,7 +173,7 @@ class CostModel:
     def _head(self, k: StageCoefficients, num_samples: int) -> float:
         if num_samples == 0 or k.head_bytes == 0:
             return 0.0
-        utilisation = self.constants.gemm_utilisation.at(num_samples)
+        utilisation = self.constants.head_utilisation.at(num_samples)
         compute = num_samples * k.head_flops / (self.machine.hardware.peak_flops * utilisation)
         return max(compute, k.head_bytes / self._bandwidth)
 

@@ -48,7 +48,8 @@ class Table:
 class Constants:
     """All constants of the cost model, in SI units (seconds, bytes, shares of a device's peak).
 
-    gemm_utilisation: by tokens of a micro-batch. attention_utilisation: by tokens of a chunk.
+    gemm_utilisation: by tokens of a micro-batch. head_utilisation: of the vocabulary projection, by rows.
+    attention_utilisation: by tokens of a chunk.
     vision_gemm_utilisation: by embedding tokens of an encoder batch; vision_attention_utilisation: by those
     of an item.
     elementwise_share: part of a layer's time that is neither GEMM nor attention.
@@ -61,6 +62,7 @@ class Constants:
 
     name: str
     gemm_utilisation: Table
+    head_utilisation: Table
     attention_utilisation: Table
     vision_gemm_utilisation: Table
     vision_attention_utilisation: Table
