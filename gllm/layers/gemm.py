@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 
 import torch
@@ -10,6 +11,12 @@ from torch import Tensor
 
 MIN_ROWS_TO_WIDEN = 8
 """Below this many rows reading the weights takes most of the time, and widening them would add to it."""
+
+MOST_WIDENED = 2**21
+"""Elements of a weight that are widened at once: 8 MiB in fp32, which stay in the cache.
+
+Measured of a vocabulary of 152,000 rows, 1,024 wide, by 8 rows on two AVX2 cores: 113 ms, and 523 ms whole.
+"""
 
 ROW_BUCKETS = (2, 4, 8, 12, *range(16, 128, 8), *range(128, 257, 16))
 """Numbers of rows that oneDNN sees: it keeps memory for each (number of rows, shape) for good.
@@ -43,7 +50,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if rows < MIN_ROWS_TO_WIDEN or _NATIVE_ON_CPU[weight.dtype]:
         return F.linear(x, weight, bias)
     wide_bias = bias.float() if bias is not None else None
-    return _linear_fp32(x.float(), weight.float(), wide_bias, rows).to(x.dtype)
+    return _widened(x.float(), weight, wide_bias, rows).to(x.dtype)
+
+
+def _widened(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    """x, bias in fp32, weight narrower -> fp32; slice by slice of the weight's rows."""
+    size = max(MOST_WIDENED // weight.shape[1], 1)
+    biases = bias.split(size) if bias is not None else itertools.repeat(None)
+    parts = [
+        _linear_fp32(x, part.float(), part_bias, rows)
+        for part, part_bias in zip(weight.split(size), biases, strict=False)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 def _linear_fp32(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:

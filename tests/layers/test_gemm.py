@@ -17,6 +17,21 @@ def test_a_bf16_product_is_right_with_and_without_bf16_instructions(native, rows
     torch.testing.assert_close(out.double(), exact, atol=0.1, rtol=0.01)
 
 
+@pytest.mark.parametrize("most_widened", [1, 32 * 3, 32 * 16])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_a_weight_is_widened_slice_by_slice(most_widened, with_bias, monkeypatch):
+    monkeypatch.setitem(gemm._NATIVE_ON_CPU, torch.bfloat16, False)
+    monkeypatch.setattr(gemm, "MOST_WIDENED", most_widened)
+    x, weight, bias = (
+        torch.randn(9, 32).bfloat16(),
+        torch.randn(16, 32).bfloat16(),
+        torch.randn(16).bfloat16(),
+    )
+    out = gemm.linear(x, weight, bias if with_bias else None)
+    exact = x.double() @ weight.double().T + (bias.double() if with_bias else 0)
+    torch.testing.assert_close(out.double(), exact, atol=0.1, rtol=0.01)
+
+
 @pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, 2, 9, 33, 128, 257, 513])
 @pytest.mark.parametrize("with_bias", [True, False])
