@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 
 import torch
@@ -49,18 +48,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return _linear_fp32(x, weight, bias, rows)
     if rows < MIN_ROWS_TO_WIDEN or _NATIVE_ON_CPU[weight.dtype]:
         return F.linear(x, weight, bias)
-    wide_bias = bias.float() if bias is not None else None
-    return _widened(x.float(), weight, wide_bias, rows).to(x.dtype)
+    out = _widened(x.float(), weight, rows)
+    return (out if bias is None else out + bias).to(x.dtype)
 
 
-def _widened(x: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    """x, bias in fp32, weight narrower -> fp32; slice by slice of the weight's rows."""
+def _widened(x: Tensor, weight: Tensor, rows: int) -> Tensor:
+    """x in fp32, weight narrower -> fp32; slice by slice of the weight's rows."""
     size = max(MOST_WIDENED // weight.shape[1], 1)
-    biases = bias.split(size) if bias is not None else itertools.repeat(None)
-    parts = [
-        _linear_fp32(x, part.float(), part_bias, rows)
-        for part, part_bias in zip(weight.split(size), biases, strict=False)
-    ]
+    parts = [_linear_fp32(x, part.float(), None, rows) for part in weight.split(size)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 

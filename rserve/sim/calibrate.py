@@ -9,10 +9,10 @@ Stage, for a micro-batch of T tokens in n chunks (see `CostModel.stage_time`):
           + sum over chunks of (pairs x FLOPs a pair) / r(length)
 
 r(length) comes from the slope of t over the context of one chunk, c from the same tokens in more chunks, a
-from the intercept of t over T, h from decodes with
-logits less the same decodes without, g(T) from what then remains. Encoder, for items of B tokens in all:
-t = gemm / v(B) + attention / w, with w from batches of equal B in items of different sizes. The peak of which
-the tables are shares is the highest of all these rates, so it needs no data sheet.
+from the intercept of t over T, h from decodes with logits less the same decodes without, g(T) from what then
+remains. Encoder, for items of B tokens in all: t = gemm / v(B) + attention / w, with w from batches of equal
+B in items of different sizes. The peak of which the tables are shares is the highest of all these rates, so
+it needs no data sheet.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -33,7 +33,7 @@ def machine(hardware=DEVICE):
 
 
 def synthetic(constants):
-    """Every shape that `rserve calibrate` measures, at the times of known constants."""
+    """Shapes of every kind that `rserve calibrate` measures, at the times of known constants."""
     cost = CostModel(machine(), constants)
     shapes = [(((0, n),), 0) for n in PREFILLS]
     shapes += [(((start, n),), 0) for n in (32, 128, 512) for start in (512, 1024)]
