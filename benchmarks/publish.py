@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.results import current_commit, hardware_name
 from benchmarks.servers import ROOT
 
-TABLES = ("*.md",)
+TABLES = ("*.md", "*/*.md")
 FIGURES = (
     "first_requests",
     "overlap_*",
@@ -51,16 +51,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def copy(results: Path, target: Path) -> list[Path]:
-    """Replace the set by the tables, and the figures as PNG, of a results folder."""
+    """Replace the set by the tables, and the figures as PNG, of a results folder.
+
+    The table of a folder inside has the folder in its name: vllm/peers.md becomes vllm-peers.md.
+    """
     if target.exists():
         shutil.rmtree(target)
     target.mkdir(parents=True)
-    found = [path for pattern in TABLES for path in results.glob(pattern)]
-    found += [path for name in FIGURES for path in (results / "figures").glob(f"{name}.png")]
+    tables = {path for pattern in TABLES for path in results.glob(pattern)}
+    names = {path: "-".join(path.relative_to(results).parts) for path in tables}
+    names |= {path: path.name for name in FIGURES for path in (results / "figures").glob(f"{name}.png")}
     copied = []
-    for path in sorted(set(found)):
-        shutil.copy(path, target / path.name)
-        copied.append(target / path.name)
+    for path in sorted(names):
+        shutil.copy(path, target / names[path])
+        copied.append(target / names[path])
     return copied
 
 

@@ -161,3 +161,17 @@ def test_publishing_replaces_the_set_and_fills_only_slots_that_have_a_table(tmp_
     assert names == ["README.md", "fig12_simulated-clean-h100.png", "paper.md"]
     text = (docs / "performance.md").read_text()
     assert "| new |" in text and "old" not in text and "kept" in text
+
+
+def test_a_published_table_of_a_folder_inside_carries_its_name(tmp_path):
+    run = tmp_path / "run"
+    (run / "vllm").mkdir(parents=True)
+    for name in ("peers.md", "vllm/peers.md"):
+        (run / name).write_text(name)
+    copied = publish.copy(run, tmp_path / "set")
+    assert {path.name: path.read_text() for path in copied} == {
+        "peers.md": "peers.md",
+        "vllm-peers.md": "vllm/peers.md",
+    }
+    page = publish.fill("<!-- table: vllm/peers.md -->\n<!-- end -->", run)
+    assert page.splitlines()[1] == "vllm/peers.md"
