@@ -159,6 +159,8 @@ class Driver:
             self._poller.poll()
 
     def _send_stats(self) -> None:
+        """This rank's own load is in the next answer: whoever asks often never lets it come to rest."""
+        self._executor.rest()
         values = self._core.stats()
         counters = {name: value for name, value in values.items() if name.endswith("_total")}
         gauges = {name: value for name, value in values.items() if name not in counters}

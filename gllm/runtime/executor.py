@@ -29,7 +29,7 @@ class Executor(Protocol):
         ...
 
     def rest(self) -> None:
-        """There is nothing to do for now."""
+        """There is nothing to do for now, or somebody asks: report what this rank did."""
         ...
 
 

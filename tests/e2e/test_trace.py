@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -60,6 +61,16 @@ HAS_NIXL = find_spec("nixl") is not None
 NIXL = pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed"))
 
 
+def metrics_with_loads(url: str, timeout_s: float = 20.0) -> str:
+    """/metrics once ranks have said what they did, which they do about a second after their first step."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        text = httpx.get(f"{url}/metrics", timeout=60).text
+        if "rserve_driver_busy_seconds_total" in text or time.monotonic() > deadline:
+            return text
+        time.sleep(0.2)
+
+
 @pytest.fixture(scope="module", params=["shm", "p2p", NIXL])
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     folder = tmp_path_factory.mktemp("trace")
@@ -73,7 +84,7 @@ def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
         with ThreadPoolExecutor(2) as pool:
             ids = list(pool.map(ask, COLOURS))
-        metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
+        metrics = metrics_with_loads(server.url)
         assert server.stop() == 0
     yield Seen(trace, json.loads(trace.read_text())["traceEvents"], metrics, ids)
 

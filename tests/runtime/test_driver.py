@@ -147,6 +147,12 @@ def test_counters_are_sent_when_asked_for(served: Served):
     assert stats.gauges["kv_blocks"] == 64
 
 
+def test_who_asks_for_counters_more_often_than_the_driver_rests_gets_new_ones(served: Served):
+    served.tell(GetStats())
+    served.hear(Stats)
+    assert served.executor.rested.is_set()
+
+
 def test_results_of_the_last_stage_come_as_messages(tmp_path: Path):
     executor = FakeExecutor(answers=False)
     served = Served(tmp_path, executor, num_stages=2)
