@@ -9,8 +9,9 @@ The encoder rank has one core and the language model (pp 1) the other, one pinne
 both cores. All servers run at once, and only one of them has requests at any time: an idle server uses no
 CPU, which is checked. First the parts are measured (prefill by length, encoding of an image), from which the
 lower bound follows; then requests one at a time, in turn at every server; then Poisson arrivals at shares of
-the capacity and all requests at once. Writes overlap.jsonl, overlap-WORKLOAD.md and the figure; a finished
-point is not measured again.
+the capacity and all requests at once. Writes overlap.jsonl, overlap-WORKLOAD.md and the figure. The plan is kept
+beside them: a finished point is not measured again, and more --repeats add to those there, with fewer schemes
+if so wished.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ def measure(session: Session, wish: Wish) -> None:
         tokens = images * (session.workload.batch_tokens + 2) + len(sample[0].text.split()) + 20
         saved = Saved(make_plan(wish, parts, round(tokens), round(images)), parts)
         saved.write(path)
-    plan = saved.plan
+    plan = replace(saved.plan, repeats=wish.repeats)
     print(f"parts: {saved.parts.as_fields()}\nplan: {plan}", flush=True)
     points = plan.repeats * (1 + len(plan.rates))
     started = time.perf_counter()
@@ -163,7 +164,11 @@ def measure(session: Session, wish: Wish) -> None:
 
 
 def measure_parts(session: Session) -> Parts:
-    """Prefill and encode times on the idle server of gllm-epd (or whichever has an encoder rank)."""
+    """Prefill and encode times on the idle server of gllm-epd (or whichever has an encoder rank).
+
+    An image by itself is encoded before anything is prefilled. Of several, only gllm-epd encodes all before
+    it prefills; a scheme that overlaps the two would hide most of the encoding.
+    """
     scheme = next(name for name in ("gllm-epd", *session.servers) if name in session.servers)
     spec = session.spec(scheme)
     texts = [text_probe(n, words) for words in session.workload.text_probes() for n in range(PROBES)]
@@ -171,7 +176,7 @@ def measure_parts(session: Session) -> Parts:
     _raise_if_failed(text)
     prefill = fit_prefill([(record.prompt_tokens or 1, record.ttft) for record in text.records])
     best = math.inf
-    for count in (1, 4):
+    for count in (1, 4) if scheme == "gllm-epd" else (1,):
         probes = [session.workload.image_probe(n, count) for n in range(PROBES)]
         (images,) = one_at_a_time([spec], probes)
         _raise_if_failed(images)
