@@ -18,8 +18,9 @@ from rserve.runtime.arena_memory import ArenaShape, map_shared, touch
 from rserve.runtime.cuda_ipc import CudaIpcReceiver, CudaIpcSender, open_arena
 from rserve.runtime.device_memory import CudaMemory
 from rserve.runtime.embedding_channel import EmbeddingReceiver, EmbeddingSender
-from rserve.runtime.point_to_point import PointToPointReceiver, PointToPointSender, join
+from rserve.runtime.point_to_point import PointToPointReceiver, PointToPointSender
 from rserve.runtime.shared_memory import Announce, SharedMemoryReceiver, SharedMemorySender
+from rserve.runtime.wires import Wire, join
 
 LOG = logging.getLogger("rserve")
 STORE_TIMEOUT = timedelta(minutes=10)
@@ -75,13 +76,13 @@ def open_receiver(end: ChannelEnd) -> EmbeddingReceiver:
     )
     if end.kind == "cuda-ipc":
         return CudaIpcReceiver(CudaMemory(device), _on_gpu(shape, device), store)
-    arena = torch.zeros(shape.rows, shape.hidden_size, dtype=shape.dtype)
     if end.kind == "nixl":
         from rserve.runtime.nixl_channel import NixlReceiver  # an optional package
 
+        arena = _on_host(shape)
         touch(arena, device)
         return NixlReceiver(arena, store)
-    return PointToPointReceiver(arena, store)
+    return PointToPointReceiver(_on_gpu(shape, device) if device.type == "cuda" else _on_host(shape), store)
 
 
 def open_sender(end: ChannelEnd, spec: RankSpec, announce: Announce) -> EmbeddingSender:
@@ -104,10 +105,14 @@ def open_sender(end: ChannelEnd, spec: RankSpec, announce: Announce) -> Embeddin
 
         return NixlSender(f"encoder{index}.{epoch}", end.shape, find_store(), announce, _leave)
 
-    def open_group() -> dist.ProcessGroup:
-        return join(find_store(), index, epoch)
+    def open_wire() -> Wire:
+        return join(find_store(), index, epoch, end.device)
 
-    return PointToPointSender(open_group, announce, _leave)
+    return PointToPointSender(open_wire, announce, _leave)
+
+
+def _on_host(shape: ArenaShape) -> torch.Tensor:
+    return torch.zeros(shape.rows, shape.hidden_size, dtype=shape.dtype)
 
 
 def _on_gpu(shape: ArenaShape, device: torch.device) -> torch.Tensor:

@@ -78,10 +78,10 @@ class NixlSender:
         num_rows = sum(message.counts)
         if num_rows > len(self._staging):
             self._grow(num_rows)
-        torch.cat([embedding.to(self._shape.dtype) for embedding in embeddings], out=self._staging[:num_rows])
         row_bytes = self._shape.hidden_size * self._shape.dtype.itemsize
         here, there, first = [], [], 0
-        for row, count in zip(message.rows, message.counts):
+        for row, count, embedding in zip(message.rows, message.counts, embeddings):
+            self._staging[first : first + count].copy_(embedding)  # also from a GPU
             here.append((self._staging.data_ptr() + first * row_bytes, count * row_bytes, 0))
             there.append((self._address + row * row_bytes, count * row_bytes, 0))
             first += count

@@ -1,8 +1,6 @@
-"""The embedding channel over torch.distributed: one two-rank group per encoder and epoch.
+"""The embedding channel over torch.distributed: one two-rank group, a wire, per encoder and epoch.
 
-Measured of gloo: a send does not complete before its receive is posted, and its buffer must stay
-untouched; a killed peer ends the waiting side with an error in milliseconds, while other groups go on.
-So each end has a thread that waits, and groups of lost encoders are never used again.
+Each end has a thread that waits; wires of lost encoders are never used again.
 """
 
 import logging
@@ -11,8 +9,8 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -20,78 +18,59 @@ from gllm.core.effects import Effect
 from rserve.runtime.in_order import InOrder
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 from rserve.runtime.shared_memory import Announce, Landing, hand_over
+from rserve.runtime.wires import Wire, await_encoder
 
 LOG = logging.getLogger("rserve")
-TIMEOUT = timedelta(minutes=10)
-MEETING_TIMEOUT = timedelta(seconds=10)
-"""For the driver, once the encoder is there; should it die just then, gloo gives up after five times this."""
-LOOK_S = 0.1
-DRIVER, ENCODER = 0, 1
-NO_TAG = 0
-ARRIVED = "arrived"
 
 Event = EmbeddingsSent | EncoderLost
 
 
-def join(store: dist.Store, encoder: int, epoch: int) -> dist.ProcessGroup:
-    """An encoder's end of its group in this epoch; waits for the driver."""
-    prefix = _meeting_point(store, encoder, epoch)
-    prefix.set(ARRIVED, "")
-    return dist.ProcessGroupGloo(prefix, ENCODER, 2, TIMEOUT)
-
-
-def await_encoder(
-    store: dist.Store, encoder: int, epoch: int, is_lost: threading.Event
-) -> dist.ProcessGroup | None:
-    """The driver's end, once the encoder is there; None when it is lost before.
-
-    A group that waits can't be interrupted, and an encoder may load for minutes: so the driver looks for it.
-    """
-    prefix = _meeting_point(store, encoder, epoch)
-    while not prefix.check([ARRIVED]):
-        if is_lost.wait(LOOK_S):
-            return None
-    return dist.ProcessGroupGloo(prefix, DRIVER, 2, MEETING_TIMEOUT)
-
-
-def _meeting_point(store: dist.Store, encoder: int, epoch: int) -> dist.Store:
-    return dist.PrefixStore(f"encoder{encoder}.{epoch}", store)
-
-
 class PointToPointSender:
-    """Announces a batch, then sends its embeddings in order from a thread of its own."""
+    """Announces a batch once it is computed and sends it, in order, from a thread of its own."""
 
     def __init__(
         self,
-        open_group: Callable[[], dist.ProcessGroup],
+        open_wire: Callable[[], Wire],
         announce: Announce,
         on_broken: Callable[[RuntimeError], None],
     ) -> None:
-        """open_group: joins the driver; on_broken: the driver can't be reached; both called in the thread."""
+        """open_wire: joins the driver; on_broken: it can't be reached. All three are called in the thread."""
         self._announce = announce
-        self._open_group = open_group
-        self._group: dist.ProcessGroup | None = None
+        self._open_wire = open_wire
+        self._wire: Wire | None = None
         self._thread = InOrder(on_broken)
         self._thread.add(self._join)
 
     def send(self, message: EmbeddingsSent, embeddings: Sequence[Tensor]) -> None:
         """Returns at once; the tensors must not change afterwards."""
-        self._announce(message)
-        contiguous = [embedding.contiguous() for embedding in embeddings]
-        self._thread.add(lambda: self._deliver(contiguous))
+        computed = _computed(embeddings)
+        self._thread.add(lambda: self._deliver(message, embeddings, computed))
 
     def close(self) -> None:
         """The driver sees that this end is gone."""
         self._thread.close()
-        self._group = None
+        self._wire = None
 
     def _join(self) -> None:
-        self._group = self._open_group()
+        self._wire = self._open_wire()
 
-    def _deliver(self, embeddings: Sequence[Tensor]) -> None:
-        assert self._group is not None
-        for embedding in embeddings:
-            self._group.send([embedding], DRIVER, NO_TAG).wait()
+    def _deliver(
+        self, message: EmbeddingsSent, embeddings: Sequence[Tensor], computed: torch.cuda.Event | None
+    ) -> None:
+        assert self._wire is not None
+        if computed is not None:
+            computed.synchronize()
+        self._announce(message)
+        self._wire.send(embeddings)
+
+
+def _computed(tensors: Sequence[Tensor]) -> torch.cuda.Event | None:
+    """An event behind what computes them; None on a CPU, where they are."""
+    if not tensors or not tensors[0].is_cuda:
+        return None
+    event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+    event.record(torch.cuda.current_stream(tensors[0].device))
+    return event
 
 
 class _Lane:
@@ -99,16 +78,16 @@ class _Lane:
 
     def __init__(
         self,
-        open_group: Callable[[threading.Event], dist.ProcessGroup | None],
+        open_wire: Callable[[threading.Event], Wire | None],
         arena: Tensor,
         report: Callable[[Event], None],
     ) -> None:
-        """open_group: gives up when the event is set."""
+        """open_wire: gives up when the event is set."""
         self._announced: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._owed: list[EmbeddingsSent] = []
         self.is_joined = False
         self._is_over = threading.Event()
-        self._open_group = open_group
+        self._open_wire = open_wire
         self._arena = arena
         self._report = report
         self._thread = threading.Thread(target=self._run, name="embeddings", daemon=True)
@@ -137,27 +116,27 @@ class _Lane:
 
     def _run(self) -> None:
         try:
-            group = self._open_group(self._is_over)
+            wire = self._open_wire(self._is_over)
         except RuntimeError as error:
             LOG.warning("an encoder did not join its channel: %s", str(error).splitlines()[0])
             return
-        if group is None:
+        if wire is None:
             return
         self.is_joined = True
         is_open = True
         while (event := self._announced.get()) is not None:
             match event:
                 case EmbeddingsSent() if is_open:
-                    is_open = self._receive(group, event)
+                    is_open = self._receive(wire, event)
                 case EncoderLost():
                     self._report(self.with_owed(event))
                     return
 
-    def _receive(self, group: dist.ProcessGroup, message: EmbeddingsSent) -> bool:
+    def _receive(self, wire: Wire, message: EmbeddingsSent) -> bool:
         """False when the encoder is gone."""
+        rows = [self._arena[row : row + count] for row, count in zip(message.rows, message.counts)]
         try:
-            for row, count in zip(message.rows, message.counts):
-                group.recv([self._arena[row : row + count]], ENCODER, NO_TAG).wait(TIMEOUT)
+            wire.receive(rows, self._is_over)
         except RuntimeError:
             return False
         self._owed.remove(message)
@@ -166,7 +145,7 @@ class _Lane:
 
 
 class PointToPointReceiver:
-    """Receives into the driver's own memory; the rows of aborted items too, for they are still reserved.
+    """Receives into memory of the driver's device; rows of aborted items too, for they are still reserved.
 
     The loss of an encoder reaches the core after all that it sent, so that no late bytes are written to
     rows that others have got.
@@ -186,9 +165,11 @@ class PointToPointReceiver:
 
     def on_joined(self, message: EncoderJoined) -> None:
         encoder, epoch = message.encoder, message.epoch
-        self._lanes[encoder, epoch] = _Lane(
-            lambda is_over: await_encoder(self._store, encoder, epoch, is_over), self._arena, self._on_event
-        )
+
+        def open_wire(is_over: threading.Event) -> Wire | None:
+            return await_encoder(self._store, encoder, epoch, self._arena.device, is_over)
+
+        self._lanes[encoder, epoch] = _Lane(open_wire, self._arena, self._on_event)
 
     def on_sent(self, message: EmbeddingsSent) -> None:
         lane = self._lanes.get((message.encoder, message.epoch))

@@ -1,197 +1,28 @@
 """The contract of an embedding channel, for every transport: posted, sent, landed, released."""
 
-import os
-import select
-import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from gllm.core.core_config import CoreConfig
 from gllm.core.effects import EncodeItems, ItemReleased
 from gllm.core.request import MMItem, Request
-from gllm.runtime.embedding_rows import BorrowedRows
 from rserve.core.epd_core import Scheme, make_core
-from rserve.runtime.arena_memory import ArenaShape, map_shared
-from rserve.runtime.channels import STORE_TIMEOUT
-from rserve.runtime.cuda_ipc import CudaIpcReceiver, CudaIpcSender, open_arena
-from rserve.runtime.embedding_channel import EmbeddingReceiver, EmbeddingSender
-from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
-from rserve.runtime.point_to_point import PointToPointReceiver, PointToPointSender, join
-from rserve.runtime.shared_file import create_shared
-from rserve.runtime.shared_memory import SharedMemoryReceiver, SharedMemorySender
-from tests.rserve.file_memory import FileMemory
+from rserve.runtime.messages import EncoderJoined, EncoderLost
+from rserve.runtime.point_to_point import PointToPointSender
+from rserve.runtime.wires import Wire, wire_kind
+from tests.rserve.channel_ends import ENDS, HIDDEN, Channel, PointToPointEnds, sent
 
-ROWS, HIDDEN = 64, 8
 HAS_NIXL = find_spec("nixl") is not None
 
 
-@dataclass
-class Landed:
-    """A core that writes down what lands; nobody waits for items of the request `gone`."""
-
-    events: list[tuple[object, ...]] = field(default_factory=list)
-    payloads: list[Tensor] = field(default_factory=list)
-
-    def on_embeddings(self, request_id: str, item: int, attempt: int, payload: BorrowedRows) -> bool:
-        self.events.append((request_id, item, attempt))
-        self.payloads.append(payload.tensor)
-        return request_id != "gone"
-
-    def on_encoder_lost(self, items: list[tuple[str, int, int]]) -> None:
-        self.events.append(("lost", *items))
-
-
-class SharedMemoryEnds:
-    """Both ends in this process, over memory as a parent would make it."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.shape = ArenaShape(ROWS, HIDDEN, dtype)
-        self.fd = create_shared(self.shape.num_bytes)
-        self.receiver: EmbeddingReceiver = SharedMemoryReceiver(map_shared(self.fd, self.shape))
-
-    def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
-        return SharedMemorySender(map_shared(self.fd, self.shape), announce)
-
-    def close(self) -> None:
-        self.receiver.close()
-        os.close(self.fd)
-
-
-class CudaIpcEnds:
-    """Both ends in this process, over host memory in the place of a GPU's."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.broken: list[RuntimeError] = []
-        self.shape = ArenaShape(ROWS, HIDDEN, dtype)
-        self.fd = create_shared(self.shape.num_bytes)
-        self.memory, self.store = FileMemory(self.fd), dist.HashStore()
-        arena = map_shared(self.fd, self.shape)
-        self.receiver: EmbeddingReceiver = CudaIpcReceiver(self.memory, arena, self.store)
-
-    def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
-        arena = open_arena(self.memory, self.store, self.shape)
-        return CudaIpcSender(self.memory, arena, announce, self.broken.append)
-
-    def close(self) -> None:
-        self.receiver.close()
-        os.close(self.fd)
-
-
-class PointToPointEnds:
-    """Both ends in this process, over gloo and the driver's store."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.broken: list[RuntimeError] = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        fd = self.listener.detach()
-        store = dist.TCPStore(
-            "127.0.0.1", 0, None, True, STORE_TIMEOUT, wait_for_workers=False, master_listen_fd=fd
-        )
-        self.receiver: EmbeddingReceiver = PointToPointReceiver(torch.zeros(ROWS, HIDDEN, dtype=dtype), store)
-
-    def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
-        def open_group() -> dist.ProcessGroup:
-            store = dist.TCPStore("127.0.0.1", self.port, None, False, STORE_TIMEOUT, wait_for_workers=False)
-            return join(store, encoder, epoch)
-
-        return PointToPointSender(open_group, announce, self.broken.append)
-
-    def close(self) -> None:
-        self.receiver.close()
-
-
-class NixlEnds:
-    """Both ends in this process, over NIXL and a store."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        from rserve.runtime.nixl_channel import NixlReceiver
-
-        self.broken: list[RuntimeError] = []
-        self.shape = ArenaShape(ROWS, HIDDEN, dtype)
-        self.store = dist.HashStore()
-        self.receiver: EmbeddingReceiver = NixlReceiver(torch.zeros(ROWS, HIDDEN, dtype=dtype), self.store)
-
-    def sender(self, encoder: int, epoch: int, announce: Callable[[object], None]) -> EmbeddingSender:
-        from rserve.runtime.nixl_channel import NixlSender
-
-        return NixlSender(f"encoder{encoder}.{epoch}", self.shape, self.store, announce, self.broken.append)
-
-    def close(self) -> None:
-        self.receiver.close()
-
-
-Ends = SharedMemoryEnds | CudaIpcEnds | PointToPointEnds | NixlEnds
-ENDS: dict[str, Callable[[torch.dtype], Ends]] = {
-    "shm": SharedMemoryEnds,
-    "cuda-ipc": CudaIpcEnds,
-    "p2p": PointToPointEnds,
-    "nixl": NixlEnds,
-}
-
-
-class Channel:
-    """Encoders and the driver around one channel; announcements wait until they are delivered."""
-
-    def __init__(self, ends: Ends, dtype: torch.dtype) -> None:
-        self.ends, self.receiver, self.dtype = ends, ends.receiver, dtype
-        self.core = Landed()
-        self.announced: deque[EmbeddingsSent] = deque()
-        self.senders: list[EmbeddingSender] = []
-
-    def start(self, encoder: int = 0, epoch: int = 0) -> EmbeddingSender:
-        self.receiver.on_joined(EncoderJoined(encoder, epoch))
-        self.senders.append(self.ends.sender(encoder, epoch, self.announced.append))
-        return self.senders[-1]
-
-    def send(self, sender: EmbeddingSender, message: EmbeddingsSent, *values: float) -> list[Tensor]:
-        """Embeddings full of these values, plus the row's number, one tensor per item."""
-        tensors = [
-            (torch.arange(count, dtype=torch.float32)[:, None] + value).repeat(1, HIDDEN).to(self.dtype)
-            for count, value in zip(message.counts, values)
-        ]
-        sender.send(message, tensors)
-        return tensors
-
-    def deliver(self, core: object | None = None) -> None:
-        """The driver reads its inbox."""
-        while self.announced:
-            self.receiver.on_sent(self.announced.popleft())
-        self.receiver.drain(core or self.core)
-
-    def wait_for(self, num_events: int) -> None:
-        deadline = time.monotonic() + 20
-        self.deliver()
-        while len(self.core.events) < num_events and time.monotonic() < deadline:
-            select.select([self.receiver.wakes], [], [], 0.02)
-            self.deliver()
-        assert len(self.core.events) == num_events, self.core.events
-
-    def close(self) -> None:
-        for sender in self.senders:
-            sender.close()
-        self.ends.close()
-
-
-def sent(
-    request: str,
-    items: tuple[int, ...],
-    rows: tuple[int, ...],
-    count: int = 4,
-    encoder: int = 0,
-    epoch: int = 0,
-) -> EmbeddingsSent:
-    counts = (count,) * len(items)
-    return EmbeddingsSent(encoder, epoch, request, items, (0,) * len(items), rows, counts)
+def needs_gpus(count: int) -> pytest.MarkDecorator:
+    found = torch.cuda.device_count()
+    return pytest.mark.skipif(found < count, reason=f"{count} GPUs are needed, {found} are here")
 
 
 @pytest.fixture(
@@ -199,6 +30,8 @@ def sent(
         "shm",
         "cuda-ipc",
         "p2p",
+        pytest.param("p2p over gloo, one GPU", marks=needs_gpus(1)),
+        pytest.param("p2p over NCCL, two GPUs", marks=needs_gpus(2)),
         pytest.param("nixl", marks=pytest.mark.skipif(not HAS_NIXL, reason="NIXL is not installed")),
     ]
 )
@@ -225,7 +58,7 @@ def test_embeddings_land_bit_by_bit_at_their_rows(kind: str, dtype: torch.dtype)
     channel.wait_for(2)
     assert channel.core.events == [("a", 0, 0), ("a", 1, 0)]
     for payload, tensor in zip(channel.core.payloads, tensors):
-        assert payload.dtype == dtype and torch.equal(payload, tensor)
+        assert payload.dtype == dtype and torch.equal(payload, tensor.cpu())
     channel.close()
 
 
@@ -255,7 +88,7 @@ def test_an_encoder_that_has_not_sent_holds_up_no_other(channel: Channel):
     if channel.ends.__class__ is not PointToPointEnds:
         channel.send(first, sent("a", (0,), (0,)), 1.0)
     else:
-        first.send(sent("a", (0,), (0,)), [torch.ones(4, HIDDEN)])
+        first.send(sent("a", (0,), (0,)), [torch.ones(4, HIDDEN, device=channel.device)])
         channel.announced.clear()
     channel.wait_for(2)
     assert channel.core.events[-1] == ("a", 0, 0)
@@ -388,9 +221,18 @@ def wait_for_threads(most: int) -> None:
 def test_an_encoder_that_cannot_reach_the_driver_says_so():
     broken: list[RuntimeError] = []
 
-    def refuse() -> dist.ProcessGroup:
+    def refuse() -> Wire:
         raise RuntimeError("connection reset")
 
     sender = PointToPointSender(refuse, lambda message: None, broken.append)
     sender.close()
     assert [str(error) for error in broken] == ["connection reset"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "encoder", "kind"),
+    [("", "", "gloo"), ("GPU-1", "", "gloo"), ("", "GPU-1", "gloo"), ("GPU-1", "GPU-1", "gloo")],
+)
+def test_nccl_carries_embeddings_between_two_gpus_and_gloo_all_others(driver: str, encoder: str, kind: str):
+    assert wire_kind(driver, encoder) == kind
+    assert wire_kind("GPU-1", "GPU-2") == "nccl"
