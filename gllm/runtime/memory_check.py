@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gllm.config import CacheConfig, ConfigError, EngineConfig
-from gllm.core.model_shape import DTYPE_BYTES, ModelShape, TextShape, split_layers
-from gllm.core.rank_share import RankShare
+from gllm.core.model_shape import DTYPE_BYTES, ModelShape, rank_shares
 from gllm.models.names import resolve_model
 from gllm.models.shape_file import read_shape
 from gllm.runtime.host_memory import GIB
@@ -39,8 +38,9 @@ def need_of_ranks(config: EngineConfig, stage_zero_encodes: bool = True) -> Host
     Raises ValueError where the model cannot be read, or does not go with --pp, --tp or --assigned-layers.
     """
     shape = read_shape(resolve_model(config.model.model))
-    shares = _shares(config, shape.text)
-    here = config.parallel.ranks or tuple(range(len(shares)))
+    parallel = config.parallel
+    shares = rank_shares(shape.text, parallel.pp, parallel.tp, parallel.assigned_layers)
+    here = parallel.ranks or tuple(range(len(shares)))
     params = 0
     for share in (shares[rank] for rank in here):
         params += shape.text.params_of(share)
@@ -76,18 +76,6 @@ def computes_on_cpu(asked: str) -> bool:
 def dtype_bytes(config: EngineConfig, shape: ModelShape) -> int:
     """Bytes of one number of weights and cache."""
     return DTYPE_BYTES[shape.dtype if config.model.dtype == "auto" else config.model.dtype]
-
-
-def _shares(config: EngineConfig, text: TextShape) -> list[RankShare]:
-    """Of all ranks of the deployment, by rank."""
-    parallel = config.parallel
-    text.check_tensor_parallel(parallel.tp)
-    stages = split_layers(text.num_layers, parallel.pp, parallel.assigned_layers)
-    return [
-        RankShare(len(layers), stage == 0, stage == parallel.pp - 1, parallel.tp, tp_rank)
-        for stage, layers in enumerate(stages)
-        for tp_rank in range(parallel.tp)
-    ]
 
 
 def _num_blocks(cache: CacheConfig, block_bytes: Sequence[int]) -> int:

@@ -1,5 +1,7 @@
 """How many tokens of KV cache a machine holds."""
 
+from gllm.core.model_shape import rank_shares
+
 from .costs import Constants
 from .hardware import Machine
 
@@ -9,28 +11,23 @@ class DoesNotFitError(ValueError):
 
 
 def kv_capacity(machine: Machine, constants: Constants) -> int:
-    """Tokens of KV cache that every stage can hold: the smallest over the stages.
+    """Tokens of KV cache that every rank can hold: the smallest over the ranks.
 
-    A device keeps memory_utilisation of its memory; weights, activations and, with the encoder on stage 0,
-    the vision tower come off it. Qwen2.5-VL-72B on four H100s with pp 4: 36 GB of weights a stage, about
-    450,000 tokens. Raises DoesNotFitError where a stage cannot hold its weights.
+    A device keeps memory_utilisation of its memory; the rank's weights, activations and, with the encoder on
+    stage 0, its part of the vision tower come off it. Qwen2.5-VL-72B on four H100s with pp 4: 36 GB of
+    weights a stage, about 450,000 tokens. Raises DoesNotFitError where a rank cannot hold its weights.
     """
-    text, size, tp = machine.model.text, machine.dtype_bytes, machine.tp
+    model, size = machine.model, machine.dtype_bytes
     available = machine.hardware.memory * constants.memory_utilisation - constants.activation_memory
     capacity = []
-    for stage, layers in enumerate(machine.layers_per_stage()):
-        weights = layers * text.params_per_layer
-        first, last = stage == 0, stage == machine.pp - 1
-        tied_on_one_stage = text.tie_word_embeddings and first and last
-        weights += text.embedding_params * (1 if tied_on_one_stage else first + last)
-        if first and machine.encoders == 0 and machine.model.vision is not None:
-            weights += machine.model.vision.num_params
-        free = available - weights * size / tp
-        kv_heads = max(text.num_kv_heads / tp, 1)
-        per_token = 2 * layers * kv_heads * text.head_dim * size
+    for rank, share in enumerate(rank_shares(model.text, machine.pp, machine.tp, machine.assigned_layers)):
+        weights = model.text.params_of(share) * size
+        if share.is_first and machine.encoders == 0 and model.vision is not None:
+            weights += model.vision.params_of(share) * size
+        free, per_token = available - weights, model.text.kv_bytes_per_token(size, share)
         if free < per_token:
             raise DoesNotFitError(
-                f"stage {stage}: {weights * size / tp / 1e9:.1f} GB of weights a device, "
+                f"stage {rank // machine.tp}: {weights / 1e9:.1f} GB of weights a device, "
                 f"{available / 1e9:.1f} GB available"
             )
         capacity.append(int(free // per_token))

@@ -120,7 +120,7 @@ def test_kv_capacity_is_what_weights_leave_on_the_fullest_stage():
     layout = Machine(H100, PRESETS["qwen2.5-vl-72b"], pp=4, encoders=1)
     per_token = 2 * 20 * 8 * 128 * 2
     text = layout.model.text
-    weights = (20 * text.params_per_layer + text.embedding_params) * 2
+    weights = (20 * text.params_per_layer + text.embedding_params + text.hidden_size) * 2
     expected = (85e9 * 0.9 - 2e9 - weights) // per_token
     assert kv_capacity(layout, CLEAN) == expected
     with_encoder = replace(layout, encoders=0)
