@@ -21,26 +21,34 @@ DECODE_CONTEXTS = (256, 1024)
 Tell = Callable[[str], None]
 
 
+def stage_shapes(budget: int) -> list[tuple[tuple[tuple[int, int], ...], int]]:
+    """Micro-batches to measure: chunks (start, length), and how many tokens are sampled.
+
+    budget: most tokens of one. Decodes come with and without sampling: the difference is what the head costs.
+    """
+    lengths = [*(length for length in PREFILLS if length < budget), budget]
+    prefills = [((0, length),) for length in lengths]
+    prefills += [((start, length),) for length, start in CONTEXTS]
+    prefills += [((0, length),) * count for count, length in TOGETHER]
+    decodes = [((start, 1),) * count for count, start in product(DECODES, DECODE_CONTEXTS)]
+    return [
+        *((chunks, 0) for chunks in prefills),
+        *((chunks, samples) for chunks in decodes for samples in (0, len(chunks))),
+    ]
+
+
 def measure_stage(
     config: EngineConfig, device: torch.device, budget: int, watch: Stopwatch, tell: Tell
 ) -> list[StagePoint]:
-    """All layers and the head in one stage. budget: most tokens of a micro-batch to measure.
-
-    Decodes are measured with and without sampling: the difference is what the head costs.
-    """
+    """All layers and the head in one stage, see `stage_shapes`."""
     most = max(CONTEXTS[-1][0] + CONTEXTS[-1][1], DECODES[-1] * (DECODE_CONTEXTS[-1] + 1), budget)
     bench = StageBench(config, most + 64 * DECODES[-1], device)
-    shapes: list[tuple[tuple[tuple[int, int], ...], bool]] = []
-    shapes += [(((0, length),), False) for length in PREFILLS if length < budget] + [(((0, budget),), False)]
-    shapes += [(((start, length),), False) for length, start in CONTEXTS]
-    shapes += [(((0, length),) * count, False) for count, length in TOGETHER]
-    for count, start in product(DECODES, DECODE_CONTEXTS):
-        shapes += [(((start, 1),) * count, sample) for sample in (False, True)]
     points = []
-    for chunks, sample in shapes:
+    for chunks, samples in stage_shapes(budget):
         spans = [Span(start, length) for start, length in chunks]
+        sample = samples > 0
         seconds = watch.median(lambda spans=spans, sample=sample: bench.run(spans, sample))  # type: ignore[misc]
-        points.append(StagePoint(chunks, len(chunks) if sample else 0, seconds))
+        points.append(StagePoint(chunks, samples, seconds))
         logits = ", with logits" if sample else ""
         tell(f"stage: {len(chunks)} x {chunks[0][1]} after {chunks[0][0]}{logits}: {seconds * 1e3:.2f} ms")
     return points

@@ -113,7 +113,8 @@ def read_sourced(name: str) -> dict[str, Sourced]:
         entries |= _read_file(part)
     if missing := _known_names() - entries.keys():
         raise ValueError(
-            f"constant set {name}: lay it over a whole set; missing {', '.join(sorted(missing))}"
+            f"constant set {name} lacks {', '.join(sorted(missing))}: lay an overlay over a whole set, as in "
+            "clean+vllm; measure a file of an earlier version again with `rserve calibrate`"
         )
     return entries
 

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from gllm.models.names import resolve_model
 from rserve.calibration.constant_set import Measured, constant_set, read_points
+from rserve.calibration.measure_encoder import BATCHES
 from rserve.calibration.measure_request import RequestCosts
+from rserve.calibration.measure_stage import stage_shapes
 from rserve.calibration.measure_transfer import Road, Transfers
 from rserve.sim.calibrate import EncodePoint, StagePoint, fit_encoder, fit_stage, worst_errors
 from rserve.sim.cost_model import CostModel
@@ -22,8 +24,6 @@ SMALL = str(resolve_model("small"))
 MODEL = replace(load_model(SMALL), dtype="float32")
 DEVICE = Hardware("core", 100e9, 1e15, 8e9, 4e9)  # memory so fast that only the tables count
 CLEAN = load_constants("clean")
-PREFILLS = (32, 64, 128, 256, 512, 1024, 2048)
-ENCODES = ((16,), (64,), (16,) * 4, (256,), (64,) * 4, (1024,), (256,) * 4)
 TRANSFERS = Transfers(1e-4, Road(2e-4, 8e9), 2e-10, Road(6e-5, 4e9), Road(1.4e-4, 1e9))
 REQUEST = RequestCosts(5e-3, 2e-5, 3e-4)
 
@@ -33,24 +33,19 @@ def machine(hardware=DEVICE):
 
 
 def synthetic(constants):
-    """Shapes of every kind that `rserve calibrate` measures, at the times of known constants."""
+    """What `rserve calibrate` measures, at the times of known constants."""
     cost = CostModel(machine(), constants)
-    shapes = [(((0, n),), 0) for n in PREFILLS]
-    shapes += [(((start, n),), 0) for n in (32, 128, 512) for start in (512, 1024)]
-    shapes += [(((0, 32),) * 4, 0), (((0, 64),) * 4, 0)]
-    decodes = [((start, 1),) * n for n in (1, 2, 4, 8, 16) for start in (256, 1024)]
-    shapes += [(chunks, samples) for chunks in decodes for samples in (0, len(chunks))]
-    stage = [StagePoint(chunks, n, cost.stage_time(0, chunks, n)) for chunks, n in shapes]
-    return cost, stage, [EncodePoint(items, cost.encode_time(items)) for items in ENCODES]
+    stage = [StagePoint(chunks, n, cost.stage_time(0, chunks, n)) for chunks, n in stage_shapes(1024)]
+    return cost, stage, [EncodePoint(items, cost.encode_time(items)) for items in BATCHES]
 
 
 def known(iteration=2e-3, chunk=1e-4, prefill=0.6, head=0.3, attention=0.2, vision=(0.5, 0.3)):
     sizes = (1, 2, 4, 8, 16)
     return replace(
         CLEAN,
-        gemm_utilisation=Table((*((n, prefill * n / 32) for n in sizes), (32, prefill), (2048, prefill))),
+        gemm_utilisation=Table(tuple((n, prefill * n / 16) for n in sizes)),
         head_utilisation=Table(tuple((n, head * n / 16) for n in sizes)),
-        attention_utilisation=Table(((1, attention / 4), (32, attention), (512, attention))),
+        attention_utilisation=Table(((1, attention / 4), (36, attention))),
         vision_gemm_utilisation=Table(((1, vision[0]),)),
         vision_attention_utilisation=Table(((1, vision[1]),)),
         elementwise_share=0.0,
@@ -78,10 +73,10 @@ def test_known_constants_are_recovered():
     found, encoder, _ = fitted(stage, encodes)
     assert found.iteration_overhead == pytest.approx(2e-3, rel=1e-3)
     assert found.chunk_overhead == pytest.approx(1e-4, rel=1e-3)
-    assert dict(found.gemm)[512] == pytest.approx(0.6 * 100e9, rel=1e-3)
-    assert dict(found.gemm)[4] == pytest.approx(0.6 * 4 / 32 * 100e9, rel=1e-3)
+    assert dict(found.gemm)[520] == pytest.approx(0.6 * 100e9, rel=1e-3)
+    assert dict(found.gemm)[4] == pytest.approx(0.6 * 4 / 16 * 100e9, rel=1e-3)
     assert dict(found.head)[2] == pytest.approx(0.3 * 2 / 16 * 100e9, rel=1e-3)
-    assert dict(found.attention) == pytest.approx({1: 5e9, 32: 20e9, 128: 20e9, 512: 20e9}, rel=1e-3)
+    assert dict(found.attention) == pytest.approx({1: 5e9, 36: 20e9, 136: 20e9, 520: 20e9}, rel=1e-3)
     assert encoder.attention == pytest.approx(30e9, rel=1e-3)
     assert dict(encoder.gemm)[1024] == pytest.approx(50e9, rel=1e-3)
 

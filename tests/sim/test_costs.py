@@ -14,7 +14,7 @@ WHOLE = ["clean", "vidur", *(f"clean+{name}" for name in sorted(OVERLAYS))]
 def test_an_overlay_alone_is_refused_and_all_others_are_whole_sets():
     for name in constant_sets():
         if name in OVERLAYS:
-            with pytest.raises(ValueError, match="lay it over"):
+            with pytest.raises(ValueError, match="lay an overlay over a whole set"):
                 load_constants(name)
         else:
             load_constants(name)
