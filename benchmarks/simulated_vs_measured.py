@@ -5,9 +5,14 @@
 
 Every scheme serves the same requests at the same times, at rates that are shares of the capacity which the
 calibrated costs predict for the schemes with an encoder rank: the encoder on one core, the language model on
-the other, a thread each; `gllm` does both on one core. Then the simulator runs the same requests. Prints mean
-and median TTFT and throughput of each, and their ratios; appends both lines of each point to
-simulated-vs-measured.jsonl and writes simulated-vs-measured.md. A finished measurement is not repeated.
+the other, a thread each; `gllm` does both on one core. All servers run at once and take turns; an idle one
+uses no CPU, which is checked. Then the simulator runs the same requests.
+
+The machine's speed is not the calibration's: before and after each point the server answers a few requests
+of text alone, and their time over the simulated one is the point's `slowness`. Each point is simulated twice,
+as calibrated and on a machine slower by it. Prints mean and median TTFT and throughput, measured and
+simulated; appends the lines of each point to simulated-vs-measured.jsonl and writes simulated-vs-measured.md.
+A finished measurement is not repeated.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.alternate import run
+from benchmarks.alternate import one_at_a_time, rotated, run
 from benchmarks.client import BenchSpec, result_line
 from benchmarks.client.line import detail_fields
+from benchmarks.overlap import check_idle
 from benchmarks.overlap_bound import image_positions
-from benchmarks.servers import ServerPlan, fast_dtype, running
+from benchmarks.overlap_workloads import text_probe
+from benchmarks.servers import Server, ServerPlan, all_running, fast_dtype, weight_flags
+from benchmarks.simulated_table import QUANTITIES, table
 from benchmarks.workloads import Prompt, Text
 from benchmarks.workloads.pictures import encode_picture, random_picture
 from benchmarks.workloads.words import random_words
@@ -40,12 +49,7 @@ from rserve.sim.workload import SimRequest
 SCHEMES = ("gllm", "gllm-epd", "rserve-intra", "rserve")
 LOADS = (0.4, 0.7, 0.95)
 EXPERIMENT = "simulated-vs-measured"
-QUANTITIES = {
-    "mean_ttft_ms": "mean TTFT (ms)",
-    "median_ttft_ms": "median TTFT (ms)",
-    "input_throughput": "tokens/s",
-}
-LIMIT = 0.15
+PROBES = 3  # before each point, and after it
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,7 @@ class Run:
         """One thread a rank, each on its own core."""
         flags = ["--scheme", scheme, "--dtype", self.dtype, "--num-kv-blocks", "1024"]
         flags += ["--threads-per-rank", "1", "--cpu-affinity"]
-        if self.model != "tiny":
-            flags += ["--load-format", "dummy"]
+        flags += weight_flags(self.model)
         if scheme != "gllm":
             flags += ["--embedding-batch-size", str(self.shape.item_tokens), "--embedding-gib", "0.25"]
         return ServerPlan(self.model, tuple(flags))
@@ -138,37 +141,69 @@ class Run:
         return 1 / max(stage, sum(cost.encode_time([item]) for item in items))
 
 
-def measure(this: Run, scheme: str, rates: dict[float, float], prompts: Sequence[Prompt]) -> None:
-    """Serve all rates that have no line yet, on one server."""
-    done = results.read_lines([this.file])
-    missing = {
-        load: rate
-        for load, rate in rates.items()
-        if not results.is_finished(done, {**this.point(scheme, load), "source": "measured"})
-    }
+def measure(this: Run, schemes: Sequence[str], rates: dict[float, float], prompts: Sequence[Prompt]) -> None:
+    """Serve all points that have no line yet: rate by rate, the schemes in turn."""
+    lines = results.read_lines([this.file])
+
+    def is_missing(scheme: str, load: float) -> bool:
+        return not results.is_finished(lines, {**this.point(scheme, load), "source": "measured"})
+
+    missing = [scheme for scheme in schemes if any(is_missing(scheme, load) for load in rates)]
     if not missing:
         return
-    with running(this.server_plan(scheme), this.out / "logs") as server:
-        for load, rate in missing.items():
-            spec = BenchSpec(server.base_url, prompts, request_rate=rate, seed=this.seed, warmup_requests=2)
-            result = run(replace(spec, progress=False))
-            line = result_line(result, **(detail_fields(result) | this.point(scheme, load)))
-            line["generated_texts"] = None
-            results.append_line(this.file, line)
-            print(f"measured {scheme} at {rate:.2f}/s: {line['mean_ttft_ms']:.0f} ms", flush=True)
+    with all_running([this.server_plan(scheme) for scheme in missing], this.out / "logs") as servers:
+        check_idle(servers)
+        for index, (load, rate) in enumerate(rates.items()):
+            for turn in rotated(len(missing), index):
+                if is_missing(missing[turn], load):
+                    line = measure_point(this, servers[turn], rate, prompts)
+                    results.append_line(this.file, line | this.point(missing[turn], load))
+                    print(f"{missing[turn]} at {rate:.2f}/s: {line['mean_ttft_ms']:.0f} ms", flush=True)
+
+
+def measure_point(this: Run, server: Server, rate: float, prompts: Sequence[Prompt]) -> results.Line:
+    """The line of one server at one rate, with the probes around it."""
+    spec = BenchSpec(
+        server.base_url, prompts, request_rate=rate, seed=this.seed, warmup_requests=2, progress=False
+    )
+    before = probe(this, spec, 0)
+    result = run(spec)
+    probes = before + probe(this, spec, PROBES)
+    line = result_line(result, **detail_fields(result))
+    line |= {"probe_ms": [seconds * 1e3 for seconds, _ in probes], "probe_len": probes[0][1]}
+    return line | {"generated_texts": None}
+
+
+def probe(this: Run, spec: BenchSpec, first: int) -> list[tuple[float, int]]:
+    """TTFT in seconds and tokens of requests without images, as long as a request with its images."""
+    words = this.shape.images * this.shape.item_tokens + this.shape.words
+    prompts = [text_probe(this.seed + first + n, words) for n in range(PROBES)]
+    (result,) = one_at_a_time([replace(spec, warmup_requests=0)], prompts)
+    return [(record.ttft, record.prompt_tokens or 1) for record in result.records]
 
 
 def simulate_point(this: Run, measured: results.Line, prompts: Sequence[Prompt]) -> results.Line:
-    """The line of the same requests at the same times in the simulator."""
-    rate = results.rate_of(measured)
+    """The line of the same requests in the simulator; under *_scaled, at the speed that the probes found.
+
+    On a machine slower by f everything takes f times as long: as if requests came f times as fast, and with
+    times multiplied by f.
+    """
+    scheme, rate = measured["scheme"], results.rate_of(measured)
     arrivals = poisson_arrivals(this.requests, rate, this.seed)
     requests = [
         sim_request(index, arrivals[index], prompt, tokens)
         for index, (prompt, tokens) in enumerate(zip(prompts, measured["input_lens"]))
     ]
-    simulated = simulate(this.scenario(measured["scheme"], rate), requests=requests)
-    line = {**simulated.line, **this.point(measured["scheme"], measured["load"]), "costs": this.costs.name}
+    alone = SimRequest("probe", 0.0, measured["probe_len"], (), 1)
+    expected = simulate(this.scenario(scheme, rate), requests=[alone]).line["mean_ttft_ms"]
+    slowness = statistics.median(measured["probe_ms"]) / expected
+    slower = [replace(request, arrival=request.arrival / slowness) for request in requests]
+    scaled = simulate(this.scenario(scheme, rate * slowness), requests=slower).line
+    line = {**simulate(this.scenario(scheme, rate), requests=requests).line}
+    line |= {**this.point(scheme, measured["load"]), "costs": this.costs.name, "slowness": slowness}
     line |= {"hardware": measured["hardware"], "commit": results.current_commit()}
+    for name in QUANTITIES:
+        line[f"{name}_scaled"] = scaled[name] * (1 / slowness if name == "input_throughput" else slowness)
     results.append_line(this.file, line)
     return line
 
@@ -182,21 +217,6 @@ def sim_request(index: int, arrival: float, prompt: Prompt, num_tokens: int) -> 
     return SimRequest(str(index), arrival, num_tokens, items, prompt.output_len)
 
 
-def table(pairs: Sequence[tuple[results.Line, results.Line]], title: str) -> str:
-    """Markdown: a row for each point; a cell holds measured, simulated and simulated / measured."""
-    head = ("scheme", "load", "requests/s", *QUANTITIES.values(), f"within {LIMIT:.0%}")
-    rows = [title, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for measured, simulated in pairs:
-        cells = [measured["scheme"], f"{measured['load']:g}", f"{results.rate_of(measured):.2f}"]
-        ratios = []
-        for name in QUANTITIES:
-            ratios.append(simulated[name] / measured[name])
-            cells.append(f"{measured[name]:.0f} / {simulated[name]:.0f} = {ratios[-1]:.2f}")
-        outside = [q for q, ratio in zip(("mean", "median", "tokens/s"), ratios) if abs(ratio - 1) > LIMIT]
-        rows.append("| " + " | ".join([*cells, "not: " + ", ".join(outside) if outside else "yes"]) + " |")
-    return "\n".join([*rows, ""])
-
-
 def main(argv: list[str] | None = None) -> int:
     """Measure what is missing, simulate all, write both; 1 when a request failed."""
     args = build_parser().parse_args(argv)
@@ -207,8 +227,7 @@ def main(argv: list[str] | None = None) -> int:
     capacity = this.capacity(expected)
     rates = {load: float(f"{load * capacity:.3g}") for load in args.loads}
     print(f"capacity {capacity:.2f} requests/s; rates {list(rates.values())}", flush=True)
-    for scheme in args.schemes:
-        measure(this, scheme, rates, prompts)
+    measure(this, args.schemes, rates, prompts)
     lines = results.read_lines([this.file])
     pairs = []
     for scheme in args.schemes:
@@ -220,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
     title = (
         f"`{this.model}` in {this.dtype}, {this.requests} requests of {shape.name}, "
         f"{pairs[0][0]['hardware']}, commit {results.current_commit()}. "
-        f"Cells: measured / simulated = ratio. {about}"
+        f"Cells: measured / simulated = ratio, then that at the speed which the probes found. {about}"
     )
     text = table(pairs, title)
     (args.out / f"{EXPERIMENT}.md").write_text(text)
