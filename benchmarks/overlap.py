@@ -9,9 +9,12 @@ The encoder rank has one core and the language model (pp 1) the other, one pinne
 both cores. All servers run at once, and only one of them has requests at any time: an idle server uses no
 CPU, which is checked. First the parts are measured (prefill by length, encoding of an image), from which the
 lower bound follows; then requests one at a time, in turn at every server; then Poisson arrivals at shares of
-the capacity and all requests at once. Writes overlap.jsonl, overlap-WORKLOAD.md and the figure. The plan is kept
-beside them: a finished point is not measured again, and more --repeats add to those there, with fewer schemes
-if so wished.
+the capacity and all requests at once. Writes overlap.jsonl, overlap-WORKLOAD.md and the figure. The plan is
+kept beside them: a finished point is not measured again, and more --repeats add to those there, with fewer
+schemes if so wished.
+
+The token budget is 512 for all our schemes: a core computes each of 64 tokens as fast as each of 2,048, and
+in a larger micro-batch requests only wait for one another.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from benchmarks.alternate import one_at_a_time, rotated, run
 from benchmarks.client import BenchResult, BenchSpec, result_line
 from benchmarks.client.line import detail_fields
 from benchmarks.overlap_bound import Parts, fit_prefill, image_positions
-from benchmarks.overlap_plan import LOADS, QUICK_LOADS, SCHEMES, VLLM, Saved, Wish, make_plan, server_plan
+from benchmarks.overlap_plan import LOADS, QUICK_LOADS, SCHEMES, VLLM, Deployment, Saved, Wish, make_plan
 from benchmarks.overlap_table import BASE, write_table
 from benchmarks.overlap_workloads import WORKLOADS, OverlapWorkload, text_probe
 from benchmarks.servers import Server, all_running, fast_dtype, model_folder
@@ -45,14 +48,17 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Session:
-    """One workload at its running servers, by scheme."""
+    """One workload at its running servers, by scheme. model: its name."""
 
-    workload: OverlapWorkload
+    deployment: Deployment
     servers: dict[str, Server]
     model: str
-    dtype: str
     out: Path
     seed: int
+
+    @property
+    def workload(self) -> OverlapWorkload:
+        return self.deployment.workload
 
     @property
     def file(self) -> Path:
@@ -74,7 +80,8 @@ class Session:
             "experiment": "overlap",
             "workload": self.workload.name,
             "model": self.model,
-            "dtype": self.dtype,
+            "dtype": self.deployment.dtype,
+            "token_budget": None if scheme == VLLM else self.deployment.token_budget,
             "scheme": scheme,
             "request_rate": rate,
             "max_concurrency": 1 if alone else None,
@@ -108,13 +115,12 @@ def main(argv: list[str] | None = None) -> int:
     failed = 0
     for name in args.workloads or (["peers"] if args.quick else ["peers", "vision"]):
         workload = WORKLOADS[name]
-        plans = [server_plan(scheme, workload, args.dtype, args.model, args.vllm) for scheme in wish.schemes]
+        deployment = Deployment(workload, args.dtype, args.token_budget, args.model, args.vllm)
+        plans = [deployment.plan(scheme) for scheme in wish.schemes]
         print(f"== {name}: starting {', '.join(plan.shown for plan in plans)}", flush=True)
         model = model_folder(args.model or workload.model).name
         with all_running(plans, args.out / "logs") as servers:
-            session = Session(
-                workload, dict(zip(wish.schemes, servers)), model, args.dtype, args.out, args.seed
-            )
+            session = Session(deployment, dict(zip(wish.schemes, servers)), model, args.out, args.seed)
             warm_up(session)
             check_idle(servers)
             measure(session, wish)
@@ -259,6 +265,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, help="default: peers and vision")
     parser.add_argument("--schemes", nargs="+", choices=(*SCHEMES, VLLM), help="default: our four")
     parser.add_argument("--base", default=BASE, help="the scheme of the ratios (default %(default)s)")
+    parser.add_argument(
+        "--token-budget", type=int, default=512, help="of a micro-batch, of ours (default %(default)s)"
+    )
     parser.add_argument("--vllm", type=Path, metavar="ENV", help="for vllm-epd: its environment")
     parser.add_argument("--repeats", type=int, help="interleaved repeats (default 3)")
     parser.add_argument(

@@ -19,25 +19,37 @@ LOADS = (0.4, 0.7, 0.9)  # rates as shares of what the busiest device can do
 QUICK_LOADS = (0.4,)
 
 
-def server_plan(
-    scheme: str, workload: OverlapWorkload, dtype: str, model: str | None = None, vllm: Path | None = None
-) -> ServerPlan:
-    """A deployment on two cores. vllm: the environment of `vllm-epd`.
+@dataclass(frozen=True)
+class Deployment:
+    """What all schemes of a workload are served with, on two cores.
 
-    With encoder ranks: the language model on the first core, the encoder on the second, a thread each. `gllm`
-    has both cores, two threads: what disaggregation on one machine competes with.
+    token_budget: of a micro-batch; vLLM keeps its own. model: instead of the workload's. vllm: the
+    environment of `vllm-epd`.
     """
-    model = model or workload.model
-    if vllm is not None and scheme == VLLM:
-        return vllm_plan(vllm, str(model_folder(model)), dtype, range(1), range(1, 2), kv_gib=1)
-    flags = ["--scheme", scheme, "--dtype", dtype, "--kv-cache-gib", "0.5", "--embedding-gib", "0.25"]
-    flags += weight_flags(model)
-    if scheme == "gllm":
-        flags += ["--threads-per-rank", "2"]
-    else:
-        flags += ["--threads-per-rank", "1", "--cpu-affinity"]
-        flags += ["--embedding-batch-size", str(workload.batch_tokens)]
-    return ServerPlan(model, tuple(flags))
+
+    workload: OverlapWorkload
+    dtype: str
+    token_budget: int
+    model: str | None = None
+    vllm: Path | None = None
+
+    def plan(self, scheme: str) -> ServerPlan:
+        """The server of one scheme.
+
+        With encoder ranks: the language model on the first core, the encoder on the second, a thread each.
+        `gllm` has both cores, two threads: what disaggregation on one machine competes with.
+        """
+        model = self.model or self.workload.model
+        if self.vllm is not None and scheme == VLLM:
+            return vllm_plan(self.vllm, str(model_folder(model)), self.dtype, range(1), range(1, 2), kv_gib=1)
+        flags = ["--scheme", scheme, "--dtype", self.dtype, "--token-budget", str(self.token_budget)]
+        flags += ["--kv-cache-gib", "0.5", "--embedding-gib", "0.25", *weight_flags(model)]
+        if scheme == "gllm":
+            flags += ["--threads-per-rank", "2"]
+        else:
+            flags += ["--threads-per-rank", "1", "--cpu-affinity"]
+            flags += ["--embedding-batch-size", str(self.workload.batch_tokens)]
+        return ServerPlan(model, tuple(flags))
 
 
 @dataclass(frozen=True)

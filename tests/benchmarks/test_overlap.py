@@ -10,7 +10,7 @@ from benchmarks import results
 from benchmarks.alternate import paired_ratio, rotated
 from benchmarks.overlap_bound import Parts, fit_prefill, image_positions
 from benchmarks.overlap_fig20 import copy_lines
-from benchmarks.overlap_plan import SCHEMES, Plan, Saved, Wish, make_plan, server_plan
+from benchmarks.overlap_plan import SCHEMES, Deployment, Plan, Saved, Wish, make_plan
 from benchmarks.overlap_table import bound_ratio, table, throughput_ratio, ttft_ratio
 from benchmarks.overlap_workloads import WORKLOADS
 from benchmarks.workloads import Image, Prompt, Text
@@ -103,10 +103,11 @@ def test_a_ratio_of_pairs_has_the_interval_of_its_logarithms():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_encoder_schemes_get_a_core_for_each_rank_and_gllm_gets_both(scheme):
-    flags = server_plan(scheme, WORKLOADS["peers"], "float32").flags
+    flags = Deployment(WORKLOADS["peers"], "float32", 512).plan(scheme).flags
     threads = flags[flags.index("--threads-per-rank") + 1]
     assert threads == ("2" if scheme == "gllm" else "1")
     assert ("--cpu-affinity" in flags) == (scheme != "gllm")
+    assert flags[flags.index("--token-budget") + 1] == "512"
 
 
 def test_a_plan_stays_within_its_minutes():

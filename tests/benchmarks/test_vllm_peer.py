@@ -15,7 +15,7 @@ from safetensors import safe_open
 from benchmarks import checkpoint
 from benchmarks.client import BenchResult, BenchSpec, run_benchmark
 from benchmarks.overlap import main as overlap
-from benchmarks.overlap_plan import VLLM, server_plan
+from benchmarks.overlap_plan import VLLM, Deployment
 from benchmarks.overlap_table import table
 from benchmarks.overlap_workloads import WORKLOADS
 from benchmarks.servers import ServerFailed, model_folder, process_tree, running, weight_flags
@@ -143,7 +143,7 @@ def test_vllm_gets_its_own_threads_and_allocator(tmp_path, monkeypatch):
 
 
 def test_disaggregated_vllm_gets_the_cores_of_our_ranks(tmp_path):
-    flags = server_plan(VLLM, WORKLOADS["peers"], "float32", "small", tmp_path).flags
+    flags = Deployment(WORKLOADS["peers"], "float32", 512, "small", tmp_path).plan(VLLM).flags
     assert flags[flags.index("--cores") + 1] == "0"
     assert flags[flags.index("--encoder-cores") + 1] == "1"
 
