@@ -40,7 +40,6 @@ from benchmarks.workloads import Prompt, Text
 from benchmarks.workloads.pictures import encode_picture, random_picture
 from benchmarks.workloads.words import random_words
 from gllm.core.request import MMItem
-from gllm.models.names import resolve_model
 from rserve.sim.arrivals import poisson_arrivals
 from rserve.sim.scenario import Scenario
 from rserve.sim.simulator import simulate
@@ -97,7 +96,7 @@ class Run:
     def scenario(self, scheme: str, rate: float) -> Scenario:
         """The deployment of `server_plan`, simulated."""
         return Scenario(
-            model=str(resolve_model(self.model)),
+            model=self.model,
             hardware=str(self.costs),
             costs=str(self.costs),
             dtype=self.dtype,

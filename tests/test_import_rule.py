@@ -22,7 +22,7 @@ ALLOWED = {
     },
     "gllm.entrypoints": {"gllm"},
     "rserve.core": {"rserve.core", "gllm.core"},
-    "rserve.sim": {"rserve.sim", "rserve.core", "gllm.core"},
+    "rserve.sim": {"rserve.sim", "rserve.core", "gllm.core", "gllm.models.names", "gllm.models.shape_file"},
     "rserve.calibration": {
         "rserve.calibration", "rserve.runtime", "rserve.sim", "rserve.core", "rserve.config", "gllm",
     },

@@ -10,11 +10,12 @@ from tqdm import tqdm
 
 from gllm.core.model_shape import DTYPE_BYTES, PRESETS
 from gllm.core.trace_file import trace_json
+from gllm.models.names import PACKAGED
 from rserve.core.epd_core import INTRA_READINGS, SCHEMES
 
-from .costs import constant_sets
+from .costs import constant_sets, measured_sets
 from .hardware import devices
-from .output import append_lines, current_commit
+from .output import append_lines, current_commit, lines_text
 from .paper import SETS, write_paper
 from .scenario import Scenario
 from .simulator import Simulated, simulate
@@ -36,10 +37,14 @@ def _add_simulate(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("simulate", help=about, description=about)
     machine = parser.add_argument_group("machine")
     machine.add_argument(
-        "--model", default="qwen2.5-vl-72b", help=f"{', '.join(PRESETS)}, or a checkpoint folder"
+        "--model",
+        default="qwen2.5-vl-72b",
+        help=f"{', '.join([*PRESETS, *PACKAGED])}, or a checkpoint folder",
     )
     machine.add_argument(
-        "--hardware", default="h100", help=f"{', '.join(devices())}, or a file written by `rserve calibrate`"
+        "--hardware",
+        default="h100",
+        help=f"{', '.join([*devices(), *measured_sets()])}, or a file written by `rserve calibrate`",
     )
     machine.add_argument(
         "--dtype", choices=list(DTYPE_BYTES), help="of weights and cache (default: the checkpoint's)"
@@ -126,7 +131,10 @@ def run_simulate(args: argparse.Namespace) -> int:
     except ValueError as error:
         print(f"rserve simulate: {error}", file=sys.stderr)
         return 2
-    append_lines(args.output or Path("/dev/stdout"), lines)
+    if args.output is None:
+        sys.stdout.write(lines_text(lines))
+    else:
+        append_lines(args.output, lines)
     return 0
 
 

@@ -101,6 +101,16 @@ def constant_sets() -> list[str]:
     return sorted(path.stem for path in CONSTANTS_FOLDER.glob("*.json"))
 
 
+def measured_sets() -> list[str]:
+    """Names of those that `rserve calibrate` wrote: with the device of whose peak they are shares."""
+    return [name for name in constant_sets() if "hardware" in json.loads(set_path(name).read_text())]
+
+
+def set_path(name: str) -> Path:
+    """The file of a set; name: as for `read_sourced`, of one part."""
+    return Path(name) if name.endswith(".json") else CONSTANTS_FOLDER / f"{name}.json"
+
+
 def read_sourced(name: str) -> dict[str, Sourced]:
     """A set with units and sources.
 
@@ -124,7 +134,7 @@ def _known_names() -> set[str]:
 
 
 def _read_file(name: str) -> dict[str, Sourced]:
-    path = Path(name) if name.endswith(".json") else CONSTANTS_FOLDER / f"{name}.json"
+    path = set_path(name)
     if not path.is_file():
         raise ValueError(f"no constant set {name!r}; there are {', '.join(constant_sets())}")
     content = json.loads(path.read_text())

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gllm.core.model_shape import DTYPE_BYTES, PRESETS, ModelShape, split_layers
+from gllm.models.names import PACKAGED, UnknownModelError, resolve_model
+from gllm.models.shape_file import read_shape
+
+from .costs import measured_sets, set_path
 
 DEVICES_FILE = Path(__file__).parent / "devices.json"
 NUMBERS = ("peak_flops", "memory_bandwidth", "memory", "link_bandwidth")
@@ -36,32 +40,34 @@ def _device(name: str, entry: Mapping[str, Mapping[str, float]]) -> Hardware:
 
 
 def load_hardware(name: str) -> Hardware:
-    """A device by name, or the one in a file that `rserve calibrate` wrote.
+    """A device by name, or the one that `rserve calibrate` measured: its file, or a shipped constant set.
 
     Raises ValueError for an unknown one.
     """
-    if name.endswith(".json"):
-        path = Path(name)
-        content = json.loads(path.read_text()) if path.is_file() else {}
-        if "hardware" not in content:
-            raise ValueError(f"{name} describes no hardware: give a file that `rserve calibrate` wrote")
-        return _device(path.stem, content["hardware"])
     known = devices()
-    if name not in known:
-        raise ValueError(f"no hardware {name!r}; there are {', '.join(known)}")
-    return known[name]
+    if name in known:
+        return known[name]
+    path = set_path(name)
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    if "hardware" in content:
+        return _device(path.stem, content["hardware"])
+    if name.endswith(".json"):
+        raise ValueError(f"{name} describes no hardware: give a file that `rserve calibrate` wrote")
+    raise ValueError(f"no hardware {name!r}; there are {', '.join([*known, *measured_sets()])}")
 
 
 def load_model(name: str) -> ModelShape:
-    """A model by the name of its shape, or by the folder of a checkpoint (config.json is enough)."""
+    """A model by the name of its shape, by that of a packaged one, or by the folder of a checkpoint.
+
+    Of a checkpoint config.json is enough. Raises ValueError for an unknown one.
+    """
     if name in PRESETS:
         return PRESETS[name]
-    path = Path(name) / "config.json"
-    if not path.is_file():
-        raise ValueError(f"no model {name!r}; there are {', '.join(PRESETS)}, or a folder with a config.json")
-    generation = path.with_name("generation_config.json")
-    extra = json.loads(generation.read_text()) if generation.is_file() else None
-    return ModelShape.from_config(json.loads(path.read_text()), extra)
+    try:
+        return read_shape(resolve_model(name))
+    except UnknownModelError as error:
+        known = ", ".join([*PRESETS, *PACKAGED])
+        raise ValueError(f"no model {name!r}; there are {known}, or a folder with a config.json") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,15 +21,20 @@ def current_commit() -> str:
 def append_lines(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     """Append result lines in one locked write, so that parallel writers never interleave.
 
-    An infinite number is written as "inf", since JSON has no infinity. Raises ValueError for NaN.
+    Raises ValueError for NaN.
     """
-    text = "".join(json.dumps(_plain(line), allow_nan=False) + "\n" for line in lines)
+    text = lines_text(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def lines_text(lines: Iterable[Mapping[str, object]]) -> str:
+    """One JSON object a line; an infinite number is "inf", since JSON has no infinity. ValueError for NaN."""
+    return "".join(json.dumps(_plain(line), allow_nan=False) + "\n" for line in lines)
 
 
 def _plain(value: object) -> object:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gllm.models.names import resolve_model
 from rserve.calibration.constant_set import Measured, constant_set, read_points
 from rserve.calibration.measure_encoder import BATCHES
 from rserve.calibration.measure_request import RequestCosts
@@ -20,7 +19,7 @@ from rserve.sim.hardware import Hardware, Machine, load_hardware, load_model
 from rserve.sim.scenario import Scenario
 from rserve.sim.simulator import simulate
 
-SMALL = str(resolve_model("small"))
+SMALL = "small"
 MODEL = replace(load_model(SMALL), dtype="float32")
 DEVICE = Hardware("core", 100e9, 1e15, 8e9, 4e9)  # memory so fast that only the tables count
 CLEAN = load_constants("clean")
