@@ -10,8 +10,8 @@ both cores. All servers run at once, and only one of them has requests at any ti
 CPU, which is checked. First the parts are measured (prefill by length, encoding of an image), from which the
 lower bound follows; then requests one at a time, in turn at every server; then Poisson arrivals at shares of
 the capacity and all requests at once. Writes overlap.jsonl, overlap-WORKLOAD.md and the figure. The plan is
-kept beside them: a finished point is not measured again, and more --repeats add to those there, with fewer
-schemes if so wished.
+kept beside them: a finished point is not measured again, and more --repeats add to those there, of fewer
+schemes or rates if so wished.
 
 The token budget is 512 for all our schemes: a core computes each of 64 tokens as fast as each of 2,048, and
 in a larger micro-batch requests only wait for one another.
@@ -144,14 +144,15 @@ def measure(session: Session, wish: Wish) -> None:
     """All points of one workload that are not finished yet."""
     path = session.out / f"overlap-{session.workload.name}-{session.model}-plan.json"
     saved = Saved.read(path)
+    parts = measure_parts(session) if saved is None else saved.parts
+    sample = session.workload.make(8, session.seed)
+    images = statistics.fmean(len(prompt.images) for prompt in sample)
+    tokens = images * (session.workload.batch_tokens + 2) + len(sample[0].text.split()) + 20
+    wished = make_plan(wish, parts, round(tokens), round(images))
     if saved is None:
-        parts = measure_parts(session)
-        sample = session.workload.make(8, session.seed)
-        images = statistics.fmean(len(prompt.images) for prompt in sample)
-        tokens = images * (session.workload.batch_tokens + 2) + len(sample[0].text.split()) + 20
-        saved = Saved(make_plan(wish, parts, round(tokens), round(images)), parts)
+        saved = Saved(wished, parts)
         saved.write(path)
-    plan = replace(saved.plan, repeats=wish.repeats)
+    plan = replace(saved.plan, repeats=wished.repeats, rates=wished.rates)
     print(f"parts: {saved.parts.as_fields()}\nplan: {plan}", flush=True)
     points = plan.repeats * (1 + len(plan.rates))
     started = time.perf_counter()

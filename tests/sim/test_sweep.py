@@ -57,6 +57,12 @@ def test_simulate_appends_a_line_for_every_scheme_and_rate_and_a_trace_opens(tmp
     assert json.loads(trace.read_text())["traceEvents"]
 
 
+def test_without_a_file_the_lines_go_to_standard_output(capsys):
+    assert run("simulate", "--model", "small", "--pp", "1", "--num-requests", "2", "--jobs", "1")[1]() == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["model"] == "small"
+
+
 def test_wrong_calls_are_answered_with_one_line(capsys):
     for wrong in (["--scheme", "best"], ["--sweep", "pp"], ["--trace", "t", "--scheme", "gllm,rserve"]):
         assert run("simulate", "--num-requests", "2", *wrong)[1]() == 2
