@@ -1,10 +1,12 @@
 """Times of encoder batches by the number and size of their items."""
 
+from collections.abc import Sequence
+
 import torch
 
 from gllm.config import EngineConfig
 from rserve.calibration.measure_stage import Tell
-from rserve.calibration.stopwatch import Stopwatch
+from rserve.calibration.stopwatch import Step, Stopwatch
 from rserve.runtime.step_bench import EncoderBench
 from rserve.sim.calibrate import EncodePoint
 
@@ -19,9 +21,13 @@ def measure_encoder(
 ) -> list[EncodePoint]:
     """Square items of 112 to 896 pixels a side, alone and together."""
     bench = EncoderBench(config, device)
-    points = []
-    for items in BATCHES:
-        seconds = watch.median(lambda items=items: bench.run(items))  # type: ignore[misc]
-        points.append(EncodePoint(items, seconds))
+
+    def step(items: Sequence[int]) -> Step:
+        return lambda: bench.run(items)
+
+    def done(index: int, seconds: float) -> None:
+        items = BATCHES[index]
         tell(f"encoder: {len(items)} x {items[0]}: {seconds * 1e3:.2f} ms")
-    return points
+
+    times = watch.medians([step(items) for items in BATCHES], done)
+    return [EncodePoint(items, seconds) for items, seconds in zip(BATCHES, times)]

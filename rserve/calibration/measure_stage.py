@@ -1,12 +1,12 @@
 """Times of micro-batches: prefill by tokens and context, several chunks together, decodes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
 
 from gllm.config import EngineConfig
-from rserve.calibration.stopwatch import Stopwatch
+from rserve.calibration.stopwatch import Step, Stopwatch
 from rserve.runtime.step_bench import Span, StageBench
 from rserve.sim.calibrate import StagePoint
 
@@ -43,12 +43,16 @@ def measure_stage(
     """All layers and the head in one stage, see `stage_shapes`."""
     most = max(CONTEXTS[-1][0] + CONTEXTS[-1][1], DECODES[-1] * (DECODE_CONTEXTS[-1] + 1), budget)
     bench = StageBench(config, most + 64 * DECODES[-1], device)
-    points = []
-    for chunks, samples in stage_shapes(budget):
+    shapes = stage_shapes(budget)
+
+    def step(chunks: Sequence[tuple[int, int]], samples: int) -> Step:
         spans = [Span(start, length) for start, length in chunks]
-        sample = samples > 0
-        seconds = watch.median(lambda spans=spans, sample=sample: bench.run(spans, sample))  # type: ignore[misc]
-        points.append(StagePoint(chunks, samples, seconds))
-        logits = ", with logits" if sample else ""
+        return lambda: bench.run(spans, samples > 0)
+
+    def done(index: int, seconds: float) -> None:
+        chunks, samples = shapes[index]
+        logits = ", with logits" if samples else ""
         tell(f"stage: {len(chunks)} x {chunks[0][1]} after {chunks[0][0]}{logits}: {seconds * 1e3:.2f} ms")
-    return points
+
+    times = watch.medians([step(*shape) for shape in shapes], done)
+    return [StagePoint(chunks, samples, seconds) for (chunks, samples), seconds in zip(shapes, times)]

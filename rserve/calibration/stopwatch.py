@@ -2,10 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+
+ROUNDS = 3
+
+Step = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +25,7 @@ class Stopwatch:
     most: int = 15
     long: float = 1.0
 
-    def median(self, step: Callable[[], object]) -> float:
+    def median(self, step: Step) -> float:
         """Seconds of one call, until the device is done with it."""
         first = self._once(step)
         if first > self.long:
@@ -29,7 +33,22 @@ class Stopwatch:
         wanted = int(self.spend / max(first, 1e-6))
         return statistics.median(self._once(step) for _ in range(min(max(wanted, self.least), self.most)))
 
-    def _once(self, step: Callable[[], object]) -> float:
+    def medians(self, steps: Sequence[Step], done: Callable[[int, float], None]) -> list[float]:
+        """Of several steps, after one run of each that does not count: all of them in ROUNDS rounds.
+
+        A slow while of the machine then spoils one round of some steps, and not their medians. done: called
+        with a step's index and its median so far.
+        """
+        first = [self._once(step) for step in steps]
+        times: list[list[float]] = [[] for _ in steps]
+        for _ in range(ROUNDS):
+            for index, step in enumerate(steps):
+                wanted = int(self.spend / ROUNDS / max(first[index], 1e-6))
+                times[index] += [self._once(step) for _ in range(min(max(wanted, 1), self.most))]
+                done(index, statistics.median(times[index]))
+        return [statistics.median(found) for found in times]
+
+    def _once(self, step: Step) -> float:
         start = time.perf_counter()
         step()
         if self.device.type == "cuda":

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from rserve.calibration.measure_encoder import BATCHES
 from rserve.calibration.measure_request import RequestCosts
 from rserve.calibration.measure_stage import stage_shapes
 from rserve.calibration.measure_transfer import Road, Transfers
+from rserve.calibration.stopwatch import Stopwatch
 from rserve.sim.calibrate import EncodePoint, StagePoint, fit_encoder, fit_stage, worst_errors
 from rserve.sim.cost_model import CostModel
 from rserve.sim.costs import Table, load_constants, read_sourced
@@ -123,6 +125,14 @@ def test_on_what_was_measured_the_file_is_as_good_as_the_measurements(tmp_path):
     _, stage, encodes = synthetic(known())
     _, cost = read_back(tmp_path, fitted(stage, encodes)[2])
     assert max(worst_errors(cost, stage, encodes)) < 0.01
+
+
+def test_points_are_measured_in_rounds_so_that_a_slow_while_spoils_one_of_three():
+    order, told = [], []
+    steps = [lambda: order.append("a"), lambda: order.append("b")]
+    found = Stopwatch(torch.device("cpu"), spend=0.0).medians(steps, lambda *seen: told.append(seen))
+    assert order == ["a", "b"] * 4
+    assert told[-2:] == [(0, found[0]), (1, found[1])]
 
 
 def test_without_a_slope_over_the_context_the_fit_says_so():
