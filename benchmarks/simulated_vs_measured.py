@@ -155,20 +155,23 @@ def measure(this: Run, schemes: Sequence[str], rates: dict[float, float], prompt
         for index, (load, rate) in enumerate(rates.items()):
             for turn in rotated(len(missing), index):
                 if is_missing(missing[turn], load):
-                    line = measure_point(this, servers[turn], rate, prompts)
-                    results.append_line(this.file, line | this.point(missing[turn], load))
+                    point = this.point(missing[turn], load)
+                    line = measure_point(this, servers[turn], rate, prompts, point)
+                    results.append_line(this.file, line)
                     print(f"{missing[turn]} at {rate:.2f}/s: {line['mean_ttft_ms']:.0f} ms", flush=True)
 
 
-def measure_point(this: Run, server: Server, rate: float, prompts: Sequence[Prompt]) -> results.Line:
-    """The line of one server at one rate, with the probes around it."""
+def measure_point(
+    this: Run, server: Server, rate: float, prompts: Sequence[Prompt], point: dict[str, Any]
+) -> results.Line:
+    """The line of one server at one rate, with the probes around it. point: what says which line it is."""
     spec = BenchSpec(
         server.base_url, prompts, request_rate=rate, seed=this.seed, warmup_requests=2, progress=False
     )
     before = probe(this, spec, 0)
     result = run(spec)
     probes = before + probe(this, spec, PROBES)
-    line = result_line(result, **detail_fields(result))
+    line = result_line(result, **(detail_fields(result) | point))
     line |= {"probe_ms": [seconds * 1e3 for seconds, _ in probes], "probe_len": probes[0][1]}
     return line | {"generated_texts": None}
 
