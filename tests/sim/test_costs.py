@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from rserve.sim.costs import Table, constant_sets, load_constants, read_sourced
+from rserve.sim.costs import Table, constant_sets, load_constants, measured_sets, read_sourced
 from rserve.sim.hardware import DEVICES_FILE, load_hardware, load_model
 
 OVERLAYS = {"all-reduce-x3", "host-relay", "vllm"}
-WHOLE = ["clean", "vidur", *(f"clean+{name}" for name in sorted(OVERLAYS))]
+WHOLE = ["clean", "vidur", "fitted-cpu", *(f"clean+{name}" for name in sorted(OVERLAYS))]
 
 
 def test_an_overlay_alone_is_refused_and_all_others_are_whole_sets():
@@ -33,6 +33,13 @@ def test_every_number_of_every_device_has_a_source():
     for device in content.values():
         numbers = [entry for entry in device.values() if isinstance(entry, dict)]
         assert len(numbers) == 4 and all(entry["source"] and entry["unit"] for entry in numbers)
+
+
+def test_a_set_measured_here_brings_its_device():
+    assert measured_sets() == ["fitted-cpu"]
+    device = load_hardware("fitted-cpu")
+    assert device.name == "fitted-cpu" and device.peak_flops < 1e12
+    assert load_constants("fitted-cpu").gemm_utilisation.best <= 1
 
 
 def test_a_table_is_linear_between_its_points_and_constant_outside():
