@@ -18,7 +18,7 @@ from gllm.core.effects import Effect
 from rserve.runtime.in_order import InOrder
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 from rserve.runtime.shared_memory import Announce, Landing, hand_over
-from rserve.runtime.wires import Wire, await_encoder
+from rserve.runtime.wires import Wire, await_encoder, receive_from_encoders
 
 LOG = logging.getLogger("rserve")
 
@@ -152,6 +152,7 @@ class PointToPointReceiver:
     """
 
     def __init__(self, arena: Tensor, store: dist.Store) -> None:
+        receive_from_encoders(store, arena.device)
         self._arena = arena
         self._store = store
         self._lanes: dict[tuple[int, int], _Lane] = {}

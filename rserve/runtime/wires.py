@@ -28,7 +28,7 @@ MEETING_TIMEOUT = timedelta(seconds=10)
 LOOK_S = 0.1
 DRIVER, ENCODER = 0, 1
 NO_TAG = 0
-ARRIVED, CHOSEN = "arrived", "chosen"
+ARRIVED, DRIVER_GPU = "arrived", "gpu of the driver"
 POLL_S = 1e-4
 SETTLE_S = 0.5
 """Bytes of a dead encoder that are under way on the network arrive within this time, or never."""
@@ -60,9 +60,14 @@ def wire_kind(driver_gpu: str, encoder_gpu: str) -> str:
 def join(store: dist.Store, encoder: int, epoch: int, device: torch.device) -> Wire:
     """An encoder's end in this epoch; waits for the driver."""
     prefix = _meeting_point(store, encoder, epoch)
-    prefix.set(ARRIVED, gpu_identity(device))
-    kind = prefix.get(CHOSEN).decode()
+    kind = wire_kind(store.get(DRIVER_GPU).decode(), gpu_identity(device))
+    prefix.set(ARRIVED, kind)
     return _open(kind, prefix, ENCODER, TIMEOUT, device)
+
+
+def receive_from_encoders(store: dist.Store, device: torch.device) -> None:
+    """Tell encoders where the driver receives."""
+    store.set(DRIVER_GPU, gpu_identity(device))
 
 
 def await_encoder(
@@ -71,13 +76,15 @@ def await_encoder(
     """The driver's end, once the encoder is there; None when it is lost before.
 
     A group that waits can't be interrupted, and an encoder may load for minutes: so the driver looks for it.
+    A group that waits also keeps its connection to the store busy: so this has one of its own.
     """
-    prefix = _meeting_point(store, encoder, epoch)
+    prefix = _meeting_point(store.clone(), encoder, epoch)
     while not prefix.check([ARRIVED]):
         if is_lost.wait(LOOK_S):
             return None
-    kind = wire_kind(gpu_identity(device), prefix.get(ARRIVED).decode())
-    prefix.set(CHOSEN, kind)
+    if is_lost.is_set():
+        return None
+    kind = prefix.get(ARRIVED).decode()
     return _open(kind, prefix, DRIVER, MEETING_TIMEOUT, device)
 
 
