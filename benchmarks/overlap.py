@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
             check_idle(servers)
             measure(session, wish)
         lines = results.select(results.read_lines([session.file]), experiment="overlap", workload=name)
-        lines = results.select(lines, model=model, dtype=args.dtype)
+        lines = results.select(lines, model=model, dtype=args.dtype, token_budget=(args.token_budget, None))
         failed += sum(line["failed"] for line in lines)
         print(write_table(lines, args.out / f"overlap-{name}.md", args.base))
     for path in figure.draw(results.read_lines([args.out]), args.out / "figures"):
