@@ -33,6 +33,7 @@ from benchmarks.client import BenchSpec, result_line
 from benchmarks.client.line import detail_fields
 from benchmarks.overlap import check_idle
 from benchmarks.overlap_bound import image_positions
+from benchmarks.overlap_plan import SCHEMES
 from benchmarks.overlap_workloads import text_probe
 from benchmarks.servers import Server, ServerPlan, all_running, fast_dtype, weight_flags
 from benchmarks.simulated_table import QUANTITIES, table
@@ -45,7 +46,6 @@ from rserve.sim.scenario import Scenario
 from rserve.sim.simulator import simulate
 from rserve.sim.workload import SimRequest
 
-SCHEMES = ("gllm", "gllm-epd", "rserve-intra", "rserve")
 LOADS = (0.4, 0.7, 0.95)
 EXPERIMENT = "simulated-vs-measured"
 PROBES = 3  # before each point, and after it

@@ -12,16 +12,7 @@ from itertools import pairwise
 from gllm.core.config_reader import ConfigError, Fields
 from gllm.core.rank_share import RankShare
 
-__all__ = [
-    "DTYPE_BYTES",
-    "PRESETS",
-    "ConfigError",
-    "ModelShape",
-    "TextShape",
-    "VisionShape",
-    "rank_shares",
-    "split_layers",
-]
+__all__ = ["DTYPE_BYTES", "PRESETS", "ConfigError", "ModelShape", "TextShape", "VisionShape", "split_layers"]
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -343,19 +334,6 @@ def split_layers(num_layers: int, pp: int, assigned: Sequence[int] | None = None
             )
     bounds = [sum(counts[:stage]) for stage in range(pp + 1)]
     return [range(start, stop) for start, stop in pairwise(bounds)]
-
-
-def rank_shares(text: TextShape, pp: int, tp: int, assigned: Sequence[int] | None = None) -> list[RankShare]:
-    """Of all ranks of a deployment, by rank: the tp ranks of stage 0, those of stage 1, and so on.
-
-    Raises ValueError where heads or layers cannot be divided so.
-    """
-    text.check_tensor_parallel(tp)
-    return [
-        RankShare(len(layers), stage == 0, stage == pp - 1, tp, tp_rank)
-        for stage, layers in enumerate(split_layers(text.num_layers, pp, assigned))
-        for tp_rank in range(tp)
-    ]
 
 
 def _qwen2_5_vl(

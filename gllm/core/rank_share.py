@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["RankShare"]
+__all__ = ["RankShare", "rank_shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,13 @@ class RankShare:
     def part(self, total: int) -> int:
         """Its part of `total` rows. 3420 over 8 ranks: 427, 428, 427, 428, ..."""
         return total * (self.tp_rank + 1) // self.tp - total * self.tp_rank // self.tp
+
+
+def rank_shares(layers_per_stage: Sequence[int], tp: int) -> list[RankShare]:
+    """Of all ranks of a deployment, by rank: the tp ranks of stage 0, those of stage 1, and so on."""
+    last = len(layers_per_stage) - 1
+    return [
+        RankShare(num_layers, stage == 0, stage == last, tp, tp_rank)
+        for stage, num_layers in enumerate(layers_per_stage)
+        for tp_rank in range(tp)
+    ]

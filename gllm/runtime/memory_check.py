@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gllm.config import CacheConfig, ConfigError, EngineConfig
-from gllm.core.model_shape import DTYPE_BYTES, ModelShape, rank_shares
+from gllm.core.model_shape import DTYPE_BYTES, ModelShape, split_layers
+from gllm.core.rank_share import rank_shares
 from gllm.models.names import resolve_model
 from gllm.models.shape_file import read_shape
 from gllm.runtime.host_memory import GIB
@@ -39,7 +40,9 @@ def need_of_ranks(config: EngineConfig, stage_zero_encodes: bool = True) -> Host
     """
     shape = read_shape(resolve_model(config.model.model))
     parallel = config.parallel
-    shares = rank_shares(shape.text, parallel.pp, parallel.tp, parallel.assigned_layers)
+    shape.text.check_tensor_parallel(parallel.tp)
+    stages = split_layers(shape.text.num_layers, parallel.pp, parallel.assigned_layers)
+    shares = rank_shares([len(layers) for layers in stages], parallel.tp)
     here = parallel.ranks or tuple(range(len(shares)))
     params = 0
     for share in (shares[rank] for rank in here):

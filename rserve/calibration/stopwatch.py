@@ -30,8 +30,7 @@ class Stopwatch:
         first = self._once(step)
         if first > self.long:
             return statistics.median((first, self._once(step)))
-        wanted = int(self.spend / max(first, 1e-6))
-        return statistics.median(self._once(step) for _ in range(min(max(wanted, self.least), self.most)))
+        return statistics.median(self._times(step, first))
 
     def medians(self, steps: Sequence[Step], done: Callable[[int, float], None]) -> list[float]:
         """Of several steps, after one run of each that does not count: all of them in ROUNDS rounds.
@@ -43,10 +42,14 @@ class Stopwatch:
         times: list[list[float]] = [[] for _ in steps]
         for _ in range(ROUNDS):
             for index, step in enumerate(steps):
-                wanted = int(self.spend / ROUNDS / max(first[index], 1e-6))
-                times[index] += [self._once(step) for _ in range(min(max(wanted, 1), self.most))]
+                times[index] += self._times(step, first[index], ROUNDS)
                 done(index, statistics.median(times[index]))
         return [statistics.median(found) for found in times]
+
+    def _times(self, step: Step, first: float, rounds: int = 1) -> list[float]:
+        """Of one round; first: seconds of a run that does not count."""
+        wanted = int(self.spend / rounds / max(first, 1e-6))
+        return [self._once(step) for _ in range(min(max(wanted, self.least // rounds), self.most))]
 
     def _once(self, step: Step) -> float:
         start = time.perf_counter()

@@ -1,6 +1,6 @@
 """How many tokens of KV cache a machine holds."""
 
-from gllm.core.model_shape import rank_shares
+from gllm.core.rank_share import rank_shares
 
 from .costs import Constants
 from .hardware import Machine
@@ -20,7 +20,7 @@ def kv_capacity(machine: Machine, constants: Constants) -> int:
     model, size = machine.model, machine.dtype_bytes
     available = machine.hardware.memory * constants.memory_utilisation - constants.activation_memory
     capacity = []
-    for rank, share in enumerate(rank_shares(model.text, machine.pp, machine.tp, machine.assigned_layers)):
+    for rank, share in enumerate(rank_shares(machine.layers_per_stage(), machine.tp)):
         weights = model.text.params_of(share) * size
         if share.is_first and machine.encoders == 0 and model.vision is not None:
             weights += model.vision.params_of(share) * size
