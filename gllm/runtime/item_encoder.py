@@ -63,13 +63,17 @@ class ItemEncoder:
             self._place.tp.broadcast(torch.cat([picture.flatten() for picture in pictures]))
         return self._run(pictures, grids)
 
-    def follow(self, grids: Sequence[Grid], frames: Sequence[int]) -> None:
-        """Take part in an encoding that the first rank started. frames: pictures in each item."""
+    def follow(self, grids: Sequence[Grid], frames: Sequence[int]) -> list[int]:
+        """Take part in an encoding that the first rank started; returns the tokens of each item.
+
+        frames: pictures in each item.
+        """
         shapes = [self._place.picture_shape(grid, count) for grid, count in zip(grids, frames)]
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self._place.device)
         self._place.tp.broadcast(flat)
-        self._run([part.view(shape) for part, shape in zip(flat.split(sizes), shapes)], grids)
+        embeddings = self._run([part.view(shape) for part, shape in zip(flat.split(sizes), shapes)], grids)
+        return [len(rows) for rows in embeddings]
 
     @torch.inference_mode()
     def _run(self, pictures: Sequence[Tensor], grids: Sequence[Grid]) -> list[Tensor]:

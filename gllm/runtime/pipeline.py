@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from gllm.core.batch import BatchResult, EncodeBatch, MicroBatch, Payload
 from gllm.core.request import MMItem
+from gllm.core.step_spans import ItemWork
 from gllm.runtime.channels import Outbox
 from gllm.runtime.item_encoder import ItemEncoder, num_frames
 from gllm.runtime.messages import Shutdown, StageBatch, StageEncode
@@ -76,7 +77,8 @@ class PipelineExecutor:
         grids = tuple(item.grid for item in items)
         self._peers.send_encode(StageEncode(grids, tuple(num_frames(picture) for picture in pixels)))
         embeddings = self._encoder.encode(pixels, grids)
-        self._recorder.encode(batch.request_id, len(items), batch.num_tokens, start)
+        counts = [item.num_tokens for item in items]
+        self._recorder.encode(ItemWork(batch.request_id, batch.items, counts), start)
         return list(embeddings)
 
     def rest(self) -> None:

@@ -1,9 +1,10 @@
 """What a rank did and for how long: its load for /metrics, and spans for traces."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from gllm.config import ParallelConfig
+from gllm.core.step_spans import BatchSpans, ItemWork
 from gllm.core.trace import Span
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
 
@@ -45,34 +46,27 @@ class StepRecorder:
         self._send_load = send_load
         self._send_trace = send_trace
         self._last_sent = clock()
-        self._requests: dict[int, str] = {}
+        self._batches = BatchSpans()
         self._spans: list[Span] = []
 
     def batch(self, batch: StageBatch, start: float, waited: float = 0.0) -> None:
         """A micro-batch has run since `start`, `waited` seconds of which went by before its input came."""
         if self._send_trace is not None:
-            for seq_id in batch.finished:
-                self._requests.pop(seq_id, None)
-            self._requests.update((seq.seq_id, seq.request_id) for seq in batch.new)
-            requests = dict.fromkeys(self._requests[chunk.seq_id] for chunk in batch.chunks)
-            kind = "decode" if batch.num_decodes == len(batch.chunks) else "prefill"
-            args = {"batch": batch.batch_id, "tokens": batch.num_tokens, "decodes": batch.num_decodes}
-            self._span(f"batch {batch.batch_id}", kind, start + waited, ",".join(requests), args)
+            self._batches.follow(batch)
+            begin = start + waited
+            self._spans.append(self._batches.span(self._track, batch, begin, self.now() - begin))
         self._step(start + waited)
 
-    def encode(self, request_id: str, num_items: int, num_tokens: int, start: float) -> None:
-        """Items of a request were encoded since `start`."""
+    def encode(self, work: ItemWork, start: float) -> None:
+        """Items were encoded since `start`."""
         if self._send_trace is not None:
-            args = {"items": num_items, "tokens": num_tokens}
-            self._span(f"encode {num_items}", "encode", start, request_id, args)
+            self._spans.append(work.span("encode", self._track, start, self.now() - start))
         self._step(start)
 
-    def transfer(self, sender: str, request_id: str, num_tokens: int, start: float) -> None:
+    def transfer(self, sender: str, work: ItemWork, start: float) -> None:
         """Embeddings that `sender` began to send at `start` have landed here, as seen by this rank."""
         if self._send_trace is not None:
-            duration = max(0.0, self.now() - start)
-            args = {"tokens": num_tokens}
-            self._spans.append(Span(sender, "embeddings", "transfer", start, duration, request_id, args))
+            self._spans.append(work.span("transfer", sender, start, max(0.0, self.now() - start)))
 
     def rest(self) -> None:
         """There is nothing to do: send what is not sent yet, so that figures do not lag behind."""
@@ -88,9 +82,6 @@ class StepRecorder:
         self._spans = []
         self._steps_sent = self.steps
         self._last_sent = self.now()
-
-    def _span(self, name: str, kind: str, start: float, request: str, args: Mapping[str, object]) -> None:
-        self._spans.append(Span(self._track, name, kind, start, self.now() - start, request, args))
 
     def _step(self, start: float) -> None:
         now = self.now()

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gllm.core.batch import BatchResult
+from gllm.core.step_spans import ItemWork
 from gllm.runtime.channels import Inbox
 from gllm.runtime.item_encoder import ItemEncoder
 from gllm.runtime.messages import Shutdown, StageBatch, StageEncode
@@ -80,7 +81,7 @@ class Worker:
                     self._late.append(late)
                 self._recorder.batch(message, start, link.waited_seconds - waited)
             case StageEncode(grids, frames) if self._encoder is not None:
-                self._encoder.follow(grids, frames)
-                self._recorder.encode("", len(grids), 0, start)
+                counts = self._encoder.follow(grids, frames)
+                self._recorder.encode(ItemWork("", (), counts), start)
             case _:
                 raise ValueError(f"a rank does not understand {type(message).__name__}")

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Sequence
 
+from gllm.core.step_spans import ItemWork
 from gllm.runtime.channels import Inbox
 from gllm.runtime.item_encoder import ItemEncoder
 from gllm.runtime.messages import Shutdown
@@ -66,7 +67,7 @@ class EncoderWorker:
         start = self._recorder.now()
         pixels = [as_pictures(frame, grid, self._patch_size) for frame, grid in zip(frames, message.grids)]
         embeddings = self._encoder.encode(pixels, message.grids)
-        self._recorder.encode(message.request_id, len(pixels), sum(message.counts), start)
+        self._recorder.encode(ItemWork(message.request_id, message.items, message.counts), start)
         sent = EmbeddingsSent(
             self._index,
             self._epoch,

@@ -3,6 +3,7 @@
 import zmq
 
 from gllm.core.effects import Effect
+from gllm.core.step_spans import ItemWork
 from gllm.runtime.embedding_rows import BorrowedRows
 from gllm.runtime.recorder import StepRecorder
 from rserve.runtime.embedding_channel import EmbeddingReceiver
@@ -48,8 +49,8 @@ class TracedReceiver:
         """An item is there; others of its batch landed before it."""
         message = self._under_way.pop(key, None)
         if message is not None:
-            sender = f"encoder {message.encoder}"
-            self._recorder.transfer(sender, message.request_id, sum(message.counts), message.sent_at)
+            work = ItemWork(message.request_id, message.items, message.counts)
+            self._recorder.transfer(f"encoder {message.encoder}", work, message.sent_at)
 
     def lost(self, items: list[Key]) -> None:
         """These never land."""

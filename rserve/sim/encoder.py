@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
+from typing import Literal
 
 from gllm.core.effects import Effect, EncodeItems, ItemReleased, RequestFailed, RequestFinished, SkipItems
+from gllm.core.step_spans import ItemWork
 from gllm.core.trace import Span
 from rserve.core.dispatcher import Dispatch, Dispatcher
 
@@ -107,10 +109,8 @@ class EncoderRanks:
             self.driver.core.on_credits_short(self.dispatcher.short)
 
     def _encode(self, dispatch: Dispatch) -> None:
-        request = self.driver.outcomes[dispatch.request_id].request
-        tokens = [request.items[item].num_tokens for item in dispatch.items]
         start = max(self.driver.clock.now, self.encoder_free[dispatch.encoder])
-        duration = self.cost.encode_time(tokens)
+        duration = self.cost.encode_time(self._counts(dispatch))
         self.encoder_free[dispatch.encoder] = start + duration
         self.busy[dispatch.encoder] += duration
         self._trace(dispatch, "encode", start, duration)
@@ -129,9 +129,13 @@ class EncoderRanks:
         for item, attempt in zip(dispatch.items, dispatch.attempts):
             self.driver.on_embeddings(dispatch.request_id, item, attempt)
 
-    def _trace(self, dispatch: Dispatch, kind: str, start: float, duration: float) -> None:
-        if self._spans is None:
-            return
-        facts = {"batch": dispatch.batch_id, "items": list(dispatch.items), "tokens": dispatch.num_tokens}
-        rank, name = f"encoder {dispatch.encoder}", f"{kind} {dispatch.num_tokens}"
-        self._spans.append(Span(rank, name, kind, start, duration, dispatch.request_id, facts))
+    def _counts(self, dispatch: Dispatch) -> list[int]:
+        request = self.driver.outcomes[dispatch.request_id].request
+        return [request.items[item].num_tokens for item in dispatch.items]
+
+    def _trace(
+        self, dispatch: Dispatch, kind: Literal["encode", "transfer"], start: float, duration: float
+    ) -> None:
+        if self._spans is not None:
+            work = ItemWork(dispatch.request_id, dispatch.items, self._counts(dispatch))
+            self._spans.append(work.span(kind, f"encoder {dispatch.encoder}", start, duration))

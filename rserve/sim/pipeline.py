@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gllm.core.batch import BatchResult, Chunk, EncodeBatch, MicroBatch, SampledToken
+from gllm.core.batch import BatchResult, EncodeBatch, MicroBatch, SampledToken
+from gllm.core.step_spans import BatchSpans, ItemWork
 from gllm.core.trace import Span
 
 from .cost_model import CostModel
@@ -42,11 +43,12 @@ class SimulatedPipeline:
         self.stage_free = [0.0] * self.num_stages
         self.stage_busy = [0.0] * self.num_stages
         self.spans = spans
-        self._requests: dict[int, str] = {}
+        self._batches = BatchSpans()
 
     def run(self, batch: MicroBatch, start: float) -> Passage:
         """A micro-batch enters stage 0 at `start`, which must be free then."""
-        self._follow(batch)
+        if self.spans is not None:
+            self._batches.follow(batch)
         chunks = [(chunk.start, chunk.length) for chunk in batch.chunks]
         transfer = self.cost.transfer_time(batch.num_tokens)
         arrival = start
@@ -55,7 +57,8 @@ class SimulatedPipeline:
             self.stage_free[stage] = begin + duration
             self.stage_busy[stage] += duration
             arrival = begin + duration + transfer
-            self._trace(batch, stage, begin, duration)
+            if self.spans is not None:
+                self.spans.append(self._batches.span(f"stage {stage}", batch, begin, duration))
         return Passage(self.stage_free[0], self.stage_free[-1])
 
     def encode(self, batch: EncodeBatch, items: Sequence[int], start: float) -> float:
@@ -64,27 +67,6 @@ class SimulatedPipeline:
         self.stage_free[0] = start + duration
         self.stage_busy[0] += duration
         if self.spans is not None:
-            facts = {"items": list(batch.items), "tokens": batch.num_tokens}
-            name = f"encode {batch.num_tokens}"
-            self.spans.append(Span("stage 0", name, "encode", start, duration, batch.request_id, facts))
+            work = ItemWork(batch.request_id, batch.items, items)
+            self.spans.append(work.span("encode", "stage 0", start, duration))
         return self.stage_free[0]
-
-    def _follow(self, batch: MicroBatch) -> None:
-        if self.spans is None:
-            return
-        for seq_id in batch.finished:
-            self._requests.pop(seq_id, None)
-        for new in batch.new:
-            self._requests[new.seq_id] = new.request_id
-
-    def _trace(self, batch: MicroBatch, stage: int, begin: float, duration: float) -> None:
-        if self.spans is None:
-            return
-        kind = "decode" if batch.num_decodes == len(batch.chunks) else "prefill"
-        requests = ",".join(dict.fromkeys(self._requests[chunk.seq_id] for chunk in batch.chunks))
-        facts = {"batch": batch.batch_id, "tokens": batch.num_tokens, "chunks": self._describe(batch.chunks)}
-        name = f"{kind} {batch.num_tokens}"
-        self.spans.append(Span(f"stage {stage}", name, kind, begin, duration, requests, facts))
-
-    def _describe(self, chunks: Sequence[Chunk]) -> list[str]:
-        return [f"{self._requests[chunk.seq_id]}[{chunk.start}:{chunk.end}]" for chunk in chunks]

@@ -42,7 +42,8 @@ def test_a_batch_is_one_transfer_of_its_encoder(ends: tuple[TracedReceiver, Step
     receiver.drain(core)
     recorder.flush()
     assert core.landed == [0, 1]
-    span = Span("encoder 1", "embeddings", "transfer", 100.0, 0.25, "r", {"tokens": 6})
+    facts = {"items": [0, 1], "counts": [4, 2], "tokens": 6}
+    span = Span("encoder 1", "transfer 6", "transfer", 100.0, 0.25, "r", facts)
     assert sent == [TraceSpans((span,))]
 
 

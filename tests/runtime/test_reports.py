@@ -6,6 +6,7 @@ from gllm.core.engine_core import EngineCore
 from gllm.core.request import MMItem, Request, SamplingParams
 from gllm.core.request_life import RequestLife
 from gllm.core.stage_encoder import StageEncoder
+from gllm.core.step_spans import ItemWork
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
 from gllm.runtime.recorder import StepRecorder
 from gllm.runtime.request_lives import NoLives, RequestLives
@@ -54,7 +55,7 @@ def test_busy_time_leaves_out_what_was_waited_for():
 def test_spans_name_their_requests_and_kinds():
     sent: list[object] = []
     recorder = StepRecorder("rank1", "stage 1", None, sent.append)
-    recorder.encode("r0", 2, 30, recorder.now())
+    recorder.encode(ItemWork("r0", (0, 1), (10, 20)), recorder.now())
     recorder.batch(delta(0, 0), recorder.now())
     recorder.batch(delta(1, 1), recorder.now())
     recorder.flush()
@@ -65,6 +66,9 @@ def test_spans_name_their_requests_and_kinds():
         ("prefill", "r1", "stage 1"),
         ("decode", "r1", "stage 1"),
     ]
+    assert [s.args["tokens"] for s in message.spans] == [30, 4, 1]
+    assert message.spans[0].args["counts"] == [10, 20]
+    assert message.spans[2].args["chunks"] == [{"request": "r1", "start": 4, "end": 5}]
 
 
 def test_a_rank_at_rest_reports_once_what_it_did_last():

@@ -103,8 +103,7 @@ def test_a_chunk_is_never_prefilled_before_its_embeddings_have_landed():
     checked = 0
     for span in result.spans:
         for chunk in span.args.get("chunks", []) if span.rank == "stage 0" else []:
-            request, _, bounds = chunk.rstrip("]").partition("[")
-            start, end = map(int, bounds.split(":"))
+            request, start, end = chunk["request"], chunk["start"], chunk["end"]
             for index, item in enumerate(items[request]):
                 if item.offset < end and item.end > start:
                     assert span.start >= landed[request, index] - 1e-9
