@@ -18,17 +18,25 @@ LIMIT = 0.15
 def table(pairs: Sequence[tuple[Line, Line]], title: str) -> str:
     """A row for each point.
 
-    A cell holds measured, simulated, simulated / measured as calibrated; then this ratio where the machine is
-    simulated at the speed it had, see `slowness`.
+    A cell holds measured, simulated, simulated / measured as calibrated; then this ratio where stage and
+    encoder are simulated at the speed they had, see `slowness`.
     """
     limit = f"within {LIMIT:.0%}"
-    head = ("scheme", "load", "requests/s", "slowness", *QUANTITIES.values(), limit, f"{limit} at that speed")
+    head = (
+        "scheme",
+        "load",
+        "requests/s",
+        "slowness of stage, encoder",
+        *QUANTITIES.values(),
+        limit,
+        f"{limit} at that speed",
+    )
     rows = [title, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for measured, simulated in pairs:
         ratios = {name: simulated[name] / measured[name] for name in QUANTITIES}
         scaled = {name: simulated[f"{name}_scaled"] / measured[name] for name in QUANTITIES}
         cells = [measured["scheme"], f"{measured['load']:g}", f"{rate_of(measured):.2f}"]
-        cells.append(f"{simulated['slowness']:.2f}")
+        cells.append(f"{simulated['stage_slowness']:.2f}, {simulated['encoder_slowness']:.2f}")
         cells += [
             f"{measured[name]:.0f} / {simulated[name]:.0f} = {ratios[name]:.2f}; {scaled[name]:.2f}"
             for name in QUANTITIES

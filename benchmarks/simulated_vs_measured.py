@@ -8,11 +8,11 @@ calibrated costs predict for the schemes with an encoder rank: the encoder on on
 the other, a thread each; `gllm` does both on one core. All servers run at once and take turns; an idle one
 uses no CPU, which is checked. Then the simulator runs the same requests.
 
-The machine's speed is not the calibration's: before and after each point the server answers a few requests
-of text alone, and their time over the simulated one is the point's `slowness`. Each point is simulated twice,
-as calibrated and on a machine slower by it. Prints mean and median TTFT and throughput, measured and
-simulated; appends the lines of each point to simulated-vs-measured.jsonl and writes simulated-vs-measured.md.
-A finished measurement is not repeated.
+The machine's speed is not the calibration's. Servers write traces; from them come the micro-batches and
+encoder batches of each point, and what they took over what the cost model gives the same ones: the
+`slowness` of stage and encoder. Each point is simulated twice, as calibrated and on a machine slower by both.
+Prints mean and median TTFT and throughput, measured and simulated; appends the lines of each point to
+simulated-vs-measured.jsonl and writes simulated-vs-measured.md. A finished measurement is not repeated.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks import results
-from benchmarks.alternate import one_at_a_time, rotated, run
+from benchmarks.alternate import rotated, run
 from benchmarks.client import BenchSpec, result_line
 from benchmarks.client.line import detail_fields
 from benchmarks.overlap import check_idle
 from benchmarks.overlap_bound import image_positions
-from benchmarks.overlap_plan import SCHEMES
-from benchmarks.overlap_workloads import text_probe
+from benchmarks.overlap_plan import LOADS, SCHEMES
 from benchmarks.servers import Server, ServerPlan, all_running, fast_dtype, weight_flags
 from benchmarks.simulated_table import QUANTITIES, table
+from benchmarks.traced_steps import Steps, Window, read_steps
 from benchmarks.workloads import Prompt, Text
 from benchmarks.workloads.pictures import encode_picture, random_picture
 from benchmarks.workloads.words import random_words
 from gllm.core.request import MMItem
+from rserve.calibration.constant_set import slowed
 from rserve.sim.arrivals import poisson_arrivals
 from rserve.sim.scenario import Scenario
 from rserve.sim.simulator import simulate
 from rserve.sim.workload import SimRequest
 
-LOADS = (0.4, 0.7, 0.95)
 EXPERIMENT = "simulated-vs-measured"
-PROBES = 3  # before each point, and after it
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class Run:
             experiment=EXPERIMENT,
         )
 
-    def server_plan(self, scheme: str) -> ServerPlan:
+    def server_plan(self, scheme: str, trace: Path) -> ServerPlan:
         """One thread a rank, each on its own core."""
-        flags = ["--scheme", scheme, "--dtype", self.dtype, "--num-kv-blocks", "1024"]
+        flags = ["--scheme", scheme, "--dtype", self.dtype, "--num-kv-blocks", "1024", "--trace", str(trace)]
         flags += ["--threads-per-rank", "1", "--cpu-affinity"]
         flags += weight_flags(self.model)
         if scheme != "gllm":
@@ -141,7 +141,7 @@ class Run:
 
 
 def measure(this: Run, schemes: Sequence[str], rates: dict[float, float], prompts: Sequence[Prompt]) -> None:
-    """Serve all points that have no line yet: rate by rate, the schemes in turn."""
+    """Serve all points that have no line yet, rate by rate, the schemes in turn; then write their lines."""
     lines = results.read_lines([this.file])
 
     def is_missing(scheme: str, load: float) -> bool:
@@ -150,62 +150,58 @@ def measure(this: Run, schemes: Sequence[str], rates: dict[float, float], prompt
     missing = [scheme for scheme in schemes if any(is_missing(scheme, load) for load in rates)]
     if not missing:
         return
-    with all_running([this.server_plan(scheme) for scheme in missing], this.out / "logs") as servers:
-        check_idle(servers)
-        for index, (load, rate) in enumerate(rates.items()):
-            for turn in rotated(len(missing), index):
-                if is_missing(missing[turn], load):
-                    point = this.point(missing[turn], load)
-                    line = measure_point(this, servers[turn], rate, prompts, point)
-                    results.append_line(this.file, line)
-                    print(f"{missing[turn]} at {rate:.2f}/s: {line['mean_ttft_ms']:.0f} ms", flush=True)
+    traces = {scheme: this.out / "traces" / f"{EXPERIMENT}-{scheme}.json" for scheme in missing}
+    for trace in traces.values():
+        trace.parent.mkdir(parents=True, exist_ok=True)
+    plans = [this.server_plan(scheme, trace.resolve()) for scheme, trace in traces.items()]
+    served: list[tuple[results.Line, Window]] = []
+    try:
+        with all_running(plans, this.out / "logs") as servers:
+            check_idle(servers)
+            for index, (load, rate) in enumerate(rates.items()):
+                for turn in rotated(len(missing), index):
+                    if is_missing(missing[turn], load):
+                        point = this.point(missing[turn], load)
+                        served.append(serve(this, servers[turn], rate, prompts, point))
+    finally:
+        for line, window in served:
+            steps = read_steps(traces[line["scheme"]], window)
+            results.append_line(this.file, {**line, **steps.as_fields()})
 
 
-def measure_point(
+def serve(
     this: Run, server: Server, rate: float, prompts: Sequence[Prompt], point: dict[str, Any]
-) -> results.Line:
-    """The line of one server at one rate, with the probes around it. point: what says which line it is."""
+) -> tuple[results.Line, Window]:
+    """The line of one server at one rate, and when that was. point: what says which line it is."""
     spec = BenchSpec(
         server.base_url, prompts, request_rate=rate, seed=this.seed, warmup_requests=2, progress=False
     )
-    before = probe(this, spec, 0)
+    start = time.monotonic()
     result = run(spec)
-    probes = before + probe(this, spec, PROBES)
-    line = result_line(result, **(detail_fields(result) | point))
-    line |= {"probe_ms": [seconds * 1e3 for seconds, _ in probes], "probe_len": probes[0][1]}
-    return line | {"generated_texts": None}
-
-
-def probe(this: Run, spec: BenchSpec, first: int) -> list[tuple[float, int]]:
-    """TTFT in seconds and tokens of requests without images, as long as a request with its images."""
-    words = this.shape.images * this.shape.item_tokens + this.shape.words
-    prompts = [text_probe(this.seed + first + n, words) for n in range(PROBES)]
-    (result,) = one_at_a_time([replace(spec, warmup_requests=0)], prompts)
-    return [(record.ttft, record.prompt_tokens or 1) for record in result.records]
+    line = result_line(result, **(detail_fields(result) | point)) | {"generated_texts": None}
+    print(f"{point['scheme']} at {rate:.2f}/s: {line['mean_ttft_ms']:.0f} ms", flush=True)
+    return line, (start, time.monotonic())
 
 
 def simulate_point(this: Run, measured: results.Line, prompts: Sequence[Prompt]) -> results.Line:
-    """The line of the same requests in the simulator; under *_scaled, at the speed that the probes found.
-
-    On a machine slower by f everything takes f times as long: as if requests came f times as fast, and with
-    times multiplied by f.
-    """
+    """The line of the same requests in the simulator; under *_scaled, at the speed that its steps had."""
     scheme, rate = measured["scheme"], results.rate_of(measured)
     arrivals = poisson_arrivals(this.requests, rate, this.seed)
     requests = [
         sim_request(index, arrivals[index], prompt, tokens)
         for index, (prompt, tokens) in enumerate(zip(prompts, measured["input_lens"]))
     ]
-    alone = SimRequest("probe", 0.0, measured["probe_len"], (), 1)
-    expected = simulate(this.scenario(scheme, rate), requests=[alone]).line["mean_ttft_ms"]
-    slowness = statistics.median(measured["probe_ms"]) / expected
-    slower = [replace(request, arrival=request.arrival / slowness) for request in requests]
-    scaled = simulate(this.scenario(scheme, rate * slowness), requests=slower).line
-    line = {**simulate(this.scenario(scheme, rate), requests=requests).line}
-    line |= {**this.point(scheme, measured["load"]), "costs": this.costs.name, "slowness": slowness}
+    scenario = this.scenario(scheme, rate)
+    stage, encoder = Steps.of(measured).slowness(scenario.cost_model())
+    line = {**simulate(scenario, requests=requests).line}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / this.costs.name
+        file.write_text(json.dumps(slowed(json.loads(this.costs.read_text()), stage, encoder)))
+        scaled = simulate(replace(scenario, hardware=str(file), costs=str(file)), requests=requests).line
+    line |= {**this.point(scheme, measured["load"]), "costs": this.costs.name}
+    line |= {"stage_slowness": stage, "encoder_slowness": encoder}
     line |= {"hardware": measured["hardware"], "commit": results.current_commit()}
-    for name in QUANTITIES:
-        line[f"{name}_scaled"] = scaled[name] * (1 / slowness if name == "input_throughput" else slowness)
+    line |= {f"{name}_scaled": scaled[name] for name in QUANTITIES}
     results.append_line(this.file, line)
     return line
 
@@ -241,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     title = (
         f"`{this.model}` in {this.dtype}, {this.requests} requests of {shape.name}, "
         f"{pairs[0][0]['hardware']}, commit {results.current_commit()}. "
-        f"Cells: measured / simulated = ratio, then that at the speed which the probes found. {about}"
+        f"Cells: measured / simulated = ratio, then that at the speed which its steps had. {about}"
     )
     text = table(pairs, title)
     (args.out / f"{EXPERIMENT}.md").write_text(text)
@@ -262,7 +258,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--images", type=int, default=4, help="of a request (default: %(default)s)")
     parser.add_argument("--side", type=int, default=224, help="of an image, in pixels (default: %(default)s)")
     parser.add_argument("--words", type=int, default=64, help="of a request (default: %(default)s)")
-    parser.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="default: 0.4 0.7 0.95")
+    parser.add_argument("--loads", type=float, nargs="+", default=list(LOADS), help="default: 0.4 0.7 0.9")
     parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES), help="default: all")
     parser.add_argument("--seed", type=int, default=1, help="of arrivals and pictures (default: %(default)s)")
     return parser

@@ -173,6 +173,41 @@ def _shares(rates: Rates, peak: float) -> list[list[float]]:
     return [[size, rate / peak] for size, rate in rates]
 
 
+def slowed(content: Mapping[str, Any], stage: float, encoder: float) -> dict[str, Any]:
+    """The content of a file for a machine whose stages and encoders take so many times as long.
+
+    Transfers, the driver and preprocessing stay. The peak is that of the faster of both, so that no share
+    of it grows.
+    """
+    fastest = min(stage, encoder)
+    factors = dict.fromkeys(("iteration_overhead", "chunk_overhead"), stage)
+    factors |= {"encoder_launch_floor": encoder}
+    factors |= dict.fromkeys(
+        ("gemm_utilisation", "head_utilisation", "attention_utilisation"), fastest / stage
+    )
+    factors |= dict.fromkeys(("vision_gemm_utilisation", "vision_attention_utilisation"), fastest / encoder)
+    speeds = {"peak_flops": 1 / fastest, "memory_bandwidth": 1 / stage}
+    return {
+        **content,
+        "hardware": _scaled(content["hardware"], speeds),
+        "constants": _scaled(content["constants"], factors),
+    }
+
+
+def _scaled(entries: Mapping[str, Entry], factors: Mapping[str, float]) -> dict[str, Entry]:
+    """Numbers, and the shares of tables, times their factor."""
+    return {
+        name: {**entry, "value": _times(entry["value"], factors[name])} if name in factors else entry
+        for name, entry in entries.items()
+    }
+
+
+def _times(value: Any, factor: float) -> Any:
+    if isinstance(value, list):
+        return [[size, share * factor] for size, share in value]
+    return value * factor
+
+
 def read_points(content: Mapping[str, Any]) -> tuple[list[StagePoint], list[EncodePoint]]:
     """The measurements in a file's content, to fit them again."""
     found = content["measurements"]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rserve.calibration.constant_set import Measured, constant_set, read_points
+from rserve.calibration.constant_set import Measured, constant_set, read_points, slowed
 from rserve.calibration.measure_encoder import BATCHES
 from rserve.calibration.measure_request import RequestCosts
 from rserve.calibration.measure_stage import stage_shapes
@@ -125,6 +125,21 @@ def test_on_what_was_measured_the_file_is_as_good_as_the_measurements(tmp_path):
     _, stage, encodes = synthetic(known())
     _, cost = read_back(tmp_path, fitted(stage, encodes)[2])
     assert max(worst_errors(cost, stage, encodes)) < 0.01
+
+
+@given(st.floats(0.3, 4), st.floats(0.3, 4))
+@settings(deadline=None, max_examples=20)
+def test_a_slowed_file_multiplies_the_times_of_stages_and_of_encoders(tmp_path_factory, stage, encoder):
+    _, stages, encodes = synthetic(known())
+    content = fitted(stages, encodes)[2]
+    _, cost = read_back(tmp_path_factory.mktemp("slow"), slowed(content, stage, encoder))
+    _, before = read_back(tmp_path_factory.mktemp("before"), content)
+    for point in stages:
+        expected = stage * before.stage_time(0, point.chunks, point.samples)
+        assert cost.stage_time(0, point.chunks, point.samples) == pytest.approx(expected)
+    for point in encodes:
+        assert cost.encode_time(point.items) == pytest.approx(encoder * before.encode_time(point.items))
+    assert cost.embedding_transfer_time(64) == before.embedding_transfer_time(64)
 
 
 def test_points_are_measured_in_rounds_so_that_a_slow_while_spoils_one_of_three():
