@@ -36,13 +36,19 @@ def table(pairs: Sequence[tuple[Line, Line]], title: str) -> str:
         ratios = {name: simulated[name] / measured[name] for name in QUANTITIES}
         scaled = {name: simulated[f"{name}_scaled"] / measured[name] for name in QUANTITIES}
         cells = [measured["scheme"], f"{measured['load']:g}", f"{rate_of(measured):.2f}"]
-        cells.append(f"{simulated['stage_slowness']:.2f}, {simulated['encoder_slowness']:.2f}")
+        cells.append(f"{_slowness(simulated, 'stage')}, {_slowness(simulated, 'encoder')}")
         cells += [
             f"{measured[name]:.0f} / {simulated[name]:.0f} = {ratios[name]:.2f}; {scaled[name]:.2f}"
             for name in QUANTITIES
         ]
         rows.append("| " + " | ".join([*cells, _verdict(ratios), _verdict(scaled)]) + " |")
     return "\n".join([*rows, ""])
+
+
+def _slowness(line: Line, rank: str) -> str:
+    """Of the whole point, and of its slowest and fastest quarter."""
+    quarters = line[f"{rank}_slowness_of_quarters"]
+    return f"{line[f'{rank}_slowness']:.2f} ({min(quarters):.2f} to {max(quarters):.2f})"
 
 
 def _verdict(ratios: Mapping[str, float]) -> str:

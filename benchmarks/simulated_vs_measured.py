@@ -10,9 +10,10 @@ uses no CPU, which is checked. Then the simulator runs the same requests.
 
 The machine's speed is not the calibration's. Servers write traces; from them come the micro-batches and
 encoder batches of each point, and what they took over what the cost model gives the same ones: the
-`slowness` of stage and encoder. Each point is simulated twice, as calibrated and on a machine slower by both.
-Prints mean and median TTFT and throughput, measured and simulated; appends the lines of each point to
-simulated-vs-measured.jsonl and writes simulated-vs-measured.md. A finished measurement is not repeated.
+`slowness` of stage and encoder, with the least and the most of the run's quarters. Each point is simulated
+twice, as calibrated and on a machine slower by both. Prints mean and median TTFT and throughput, measured and
+simulated; appends the lines of each point to simulated-vs-measured.jsonl and writes simulated-vs-measured.md.
+A finished measurement is not repeated.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from rserve.sim.simulator import simulate
 from rserve.sim.workload import SimRequest
 
 EXPERIMENT = "simulated-vs-measured"
+QUARTERS = 4
 
 
 @dataclass(frozen=True)
@@ -192,14 +194,17 @@ def simulate_point(this: Run, measured: results.Line, prompts: Sequence[Prompt])
         for index, (prompt, tokens) in enumerate(zip(prompts, measured["input_lens"]))
     ]
     scenario = this.scenario(scheme, rate)
-    stage, encoder = Steps.of(measured).slowness(scenario.cost_model())
+    steps, cost = Steps.of(measured), scenario.cost_model()
+    stage, encoder = steps.slowness(cost)
+    stages, encoders = zip(*(part.slowness(cost) for part in steps.parts(QUARTERS)))
     line = {**simulate(scenario, requests=requests).line}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / this.costs.name
         file.write_text(json.dumps(slowed(json.loads(this.costs.read_text()), stage, encoder)))
         scaled = simulate(replace(scenario, hardware=str(file), costs=str(file)), requests=requests).line
     line |= {**this.point(scheme, measured["load"]), "costs": this.costs.name}
-    line |= {"stage_slowness": stage, "encoder_slowness": encoder}
+    line |= {"stage_slowness": stage, "stage_slowness_of_quarters": stages}
+    line |= {"encoder_slowness": encoder, "encoder_slowness_of_quarters": encoders}
     line |= {"hardware": measured["hardware"], "commit": results.current_commit()}
     line |= {f"{name}_scaled": scaled[name] for name in QUANTITIES}
     results.append_line(this.file, line)
@@ -236,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     about = json.loads(args.costs.read_text())["about"]
     title = (
         f"`{this.model}` in {this.dtype}, {this.requests} requests of {shape.name}, "
-        f"{pairs[0][0]['hardware']}, commit {results.current_commit()}. "
+        f"{pairs[0][0]['hardware']}, commit {pairs[0][0]['commit']}. "
         f"Cells: measured / simulated = ratio, then that at the speed which its steps had. {about}"
     )
     text = table(pairs, title)

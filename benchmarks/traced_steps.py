@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rserve.sim.cost_model import CostModel
 
 Window = tuple[float, float]
 MicroBatch = tuple[list[tuple[int, int]], int, float]  # chunks (start, length), samples, seconds
 Encode = tuple[list[int], float]  # embedding tokens of each item, seconds
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class Steps:
             sum(seconds for _, seconds in self.encodes) / encoder,
         )
 
+    def parts(self, count: int) -> list[Steps]:
+        """The steps of a run in order, cut into so many parts of equally many steps."""
+        return [Steps(_part(self.batches, i, count), _part(self.encodes, i, count)) for i in range(count)]
+
 
 def read_steps(trace: Path, window: Window) -> Steps:
     """All steps that began in the window, in seconds of the trace's clock.
@@ -60,3 +65,7 @@ def read_steps(trace: Path, window: Window) -> Steps:
         ],
         [(step["args"]["counts"], step["dur"] / 1e6) for step in steps if step["cat"] == "encode"],
     )
+
+
+def _part(steps: Sequence[S], index: int, count: int) -> Sequence[S]:
+    return steps[len(steps) * index // count : len(steps) * (index + 1) // count]

@@ -28,9 +28,10 @@ def this(tmp_path: Path) -> Run:
 
 def served(this: Run, rate: float, stage: float, encoder: float) -> dict:
     """A measured line of a machine on which steps take so many times as long as the constants say."""
+    cost = this.scenario("rserve", rate).cost_model()
     steps = Steps(
-        [([(0, 60)], 1, stage * this.scenario("rserve", rate).cost_model().stage_time(0, [(0, 60)], 1))],
-        [([16], encoder * this.scenario("rserve", rate).cost_model().encode_time([16]))],
+        [([(0, 60)], 1, stage * cost.stage_time(0, [(0, 60)], 1))] * 4,
+        [([16], encoder * cost.encode_time([16]))] * 4,
     )
     point = {"scheme": "rserve", "load": 0.5, "request_rate": rate, "hardware": "a test"}
     return {**point, "input_lens": [60] * this.requests, **steps.as_fields()}
@@ -51,6 +52,9 @@ def test_steps_of_a_trace_are_those_that_were_run_and_take_what_the_cost_model_s
     middle = simulated.spans[len(simulated.spans) // 2].start + 1e-5
     early, late = read_steps(trace, (0.0, middle)), read_steps(trace, (middle, 1e6))
     assert len(early.batches) + len(late.batches) == len(steps.batches)
+    quarters = steps.parts(4)
+    assert [step for part in quarters for step in part.batches] == list(steps.batches)
+    assert max(len(part.encodes) for part in quarters) - min(len(part.encodes) for part in quarters) <= 1
 
 
 def test_a_machine_as_fast_as_calibrated_is_simulated_alike_twice(this):
@@ -76,9 +80,10 @@ def test_a_slower_machine_multiplies_what_queues(this):
 def test_the_table_says_which_value_is_outside_and_whether_the_speed_explains_it():
     before = {"scheme": "rserve", "load": 0.7, "request_rate": 1.0}
     values = {"mean_ttft_ms": 1000.0, "median_ttft_ms": 800.0, "input_throughput": 200.0}
-    simulated = {"stage_slowness": 1.2, "encoder_slowness": 0.9}
+    simulated = {"stage_slowness": 1.2, "stage_slowness_of_quarters": (1.3, 1.2, 1.1, 1.2)}
+    simulated |= {"encoder_slowness": 0.9, "encoder_slowness_of_quarters": (0.9, 0.9, 0.9, 0.9)}
     simulated |= {"mean_ttft_ms": 800.0, "median_ttft_ms": 790.0, "input_throughput": 200.0}
     simulated |= {f"{name}_scaled": value for name, value in values.items()}
     row = table([(before | values, simulated)], "a title").splitlines()[-1]
-    assert "1.20, 0.90 | 1000 / 800 = 0.80; 1.00 |" in row
+    assert "1.20 (1.10 to 1.30), 0.90 (0.90 to 0.90) | 1000 / 800 = 0.80; 1.00 |" in row
     assert row.endswith("| not: mean | yes |")
