@@ -34,12 +34,13 @@ from benchmarks.alternate import one_at_a_time, rotated, run
 from benchmarks.client import BenchResult, BenchSpec, result_line
 from benchmarks.client.line import detail_fields
 from benchmarks.overlap_bound import Parts, fit_prefill, image_positions
-from benchmarks.overlap_plan import LOADS, QUICK_LOADS, SCHEMES, VLLM, Deployment, Saved, Wish, make_plan
+from benchmarks.overlap_plan import LOADS, QUICK_LOADS, VLLM, Deployment, Saved, Wish, make_plan
 from benchmarks.overlap_table import BASE, write_table
 from benchmarks.overlap_workloads import WORKLOADS, OverlapWorkload, text_probe
 from benchmarks.servers import Server, all_running, fast_dtype, model_folder
 from benchmarks.workloads import Prompt
 from plots import overlap as figure
+from rserve.core.epd_core import SCHEMES
 
 QUICK_MINUTES = 6.0
 PROBES = 2

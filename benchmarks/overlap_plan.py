@@ -10,10 +10,9 @@ from pathlib import Path
 
 from benchmarks.overlap_bound import Parts
 from benchmarks.overlap_workloads import OverlapWorkload
-from benchmarks.servers import ServerPlan, model_folder, weight_flags
+from benchmarks.servers import ServerPlan, core_per_rank, model_folder, weight_flags
 from benchmarks.vllm_peer import vllm_plan
 
-SCHEMES = ("gllm", "gllm-epd", "rserve-intra", "rserve")
 VLLM = "vllm-epd"  # vLLM's encoder disaggregation, on the same cores
 LOADS = (0.4, 0.7, 0.9)  # rates as shares of what the busiest device can do
 QUICK_LOADS = (0.4,)
@@ -42,14 +41,10 @@ class Deployment:
         model = self.model or self.workload.model
         if self.vllm is not None and scheme == VLLM:
             return vllm_plan(self.vllm, str(model_folder(model)), self.dtype, range(1), range(1, 2), kv_gib=1)
-        flags = ["--scheme", scheme, "--dtype", self.dtype, "--token-budget", str(self.token_budget)]
-        flags += ["--kv-cache-gib", "0.5", "--embedding-gib", "0.25", *weight_flags(model)]
-        if scheme == "gllm":
-            flags += ["--threads-per-rank", "2"]
-        else:
-            flags += ["--threads-per-rank", "1", "--cpu-affinity"]
-            flags += ["--embedding-batch-size", str(self.workload.batch_tokens)]
-        return ServerPlan(model, tuple(flags))
+        both_cores = ("--scheme", scheme, "--threads-per-rank", "2")
+        ranks = both_cores if scheme == "gllm" else core_per_rank(scheme, self.workload.batch_tokens)
+        sizes = ("--token-budget", str(self.token_budget), "--kv-cache-gib", "0.5")
+        return ServerPlan(model, (*ranks, "--dtype", self.dtype, *sizes, *weight_flags(model)))
 
 
 @dataclass(frozen=True)

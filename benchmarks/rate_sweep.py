@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import results
 from benchmarks.client.cli import main as bench
-from benchmarks.overlap_plan import SCHEMES
 from benchmarks.servers import Server, ServerPlan, running
+from rserve.core.epd_core import SCHEMES
 
 SLO_MS = {"fig12": {"mmmu-1k": 10_000, "mmmu-2k": 10_000}, "fig18": {"mmmu-1k": 1_400, "mmmu-2k": 2_000}}
 

@@ -62,6 +62,17 @@ def weight_flags(model: str) -> tuple[str, ...]:
     return () if has_weights else ("--load-format", "dummy")
 
 
+def core_per_rank(scheme: str, batch_tokens: int) -> tuple[str, ...]:
+    """Flags of our server with one thread for each rank, on a core of its own.
+
+    batch_tokens: of an encoder batch, where the scheme has encoder ranks.
+    """
+    flags = ("--scheme", scheme, "--threads-per-rank", "1", "--cpu-affinity")
+    if scheme == "gllm":
+        return flags
+    return *flags, "--embedding-batch-size", str(batch_tokens), "--embedding-gib", "0.25"
+
+
 def fast_dtype() -> str:
     """The number format that this CPU computes at full speed: bfloat16 needs instructions for it."""
     path = Path("/proc/cpuinfo")

@@ -35,8 +35,8 @@ from benchmarks.client import BenchSpec, result_line
 from benchmarks.client.line import detail_fields
 from benchmarks.overlap import check_idle
 from benchmarks.overlap_bound import image_positions
-from benchmarks.overlap_plan import LOADS, SCHEMES
-from benchmarks.servers import Server, ServerPlan, all_running, fast_dtype, weight_flags
+from benchmarks.overlap_plan import LOADS
+from benchmarks.servers import Server, ServerPlan, all_running, core_per_rank, fast_dtype, weight_flags
 from benchmarks.simulated_table import QUANTITIES, table
 from benchmarks.traced_steps import Steps, Window, read_steps
 from benchmarks.workloads import Prompt, Text
@@ -44,6 +44,7 @@ from benchmarks.workloads.pictures import encode_picture, random_picture
 from benchmarks.workloads.words import random_words
 from gllm.core.request import MMItem
 from rserve.calibration.constant_set import slowed
+from rserve.core.epd_core import SCHEMES
 from rserve.sim.arrivals import poisson_arrivals
 from rserve.sim.scenario import Scenario
 from rserve.sim.simulator import simulate
@@ -115,12 +116,9 @@ class Run:
 
     def server_plan(self, scheme: str, trace: Path) -> ServerPlan:
         """One thread a rank, each on its own core."""
-        flags = ["--scheme", scheme, "--dtype", self.dtype, "--num-kv-blocks", "1024", "--trace", str(trace)]
-        flags += ["--threads-per-rank", "1", "--cpu-affinity"]
-        flags += weight_flags(self.model)
-        if scheme != "gllm":
-            flags += ["--embedding-batch-size", str(self.shape.item_tokens), "--embedding-gib", "0.25"]
-        return ServerPlan(self.model, tuple(flags))
+        ranks = core_per_rank(scheme, self.shape.item_tokens)
+        flags = ("--dtype", self.dtype, "--num-kv-blocks", "1024", "--trace", str(trace))
+        return ServerPlan(self.model, (*ranks, *flags, *weight_flags(self.model)))
 
     def point(self, scheme: str, load: float) -> dict[str, Any]:
         """The fields that say which point a line is."""

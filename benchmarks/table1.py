@@ -20,12 +20,12 @@ from PIL import Image
 
 from benchmarks import results
 from benchmarks.client import BenchResult, BenchSpec, RequestRecord
-from benchmarks.overlap_plan import SCHEMES
 from benchmarks.servers import ServerPlan, running
 from benchmarks.workloads import Prompt, synthetic
 from benchmarks.workloads.mmmu_prompt import original_image, question_parts
 from benchmarks.workloads.mmmu_rows import MmmuRow, load_rows
 from evaluation import mmmu
+from rserve.core.epd_core import SCHEMES
 
 MAX_TOKENS = 32
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.gpu.report import Report
 from benchmarks.results import read_lines
 from benchmarks.servers import ROOT, ServerFailed, ServerPlan, running
+from rserve.core.epd_core import SCHEMES
 
-SCHEMES = ("gllm", "gllm-epd", "rserve-intra", "rserve")
 FLAGS = ("--load-format", "dummy", "--device", "cuda", "--num-kv-blocks", "2048")
 
 

@@ -10,10 +10,11 @@ from benchmarks import results
 from benchmarks.alternate import paired_ratio, rotated
 from benchmarks.overlap_bound import Parts, fit_prefill, image_positions
 from benchmarks.overlap_fig20 import copy_lines
-from benchmarks.overlap_plan import SCHEMES, Deployment, Plan, Saved, Wish, make_plan
+from benchmarks.overlap_plan import Deployment, Plan, Saved, Wish, make_plan
 from benchmarks.overlap_table import bound_ratio, table, throughput_ratio, ttft_ratio
 from benchmarks.overlap_workloads import WORKLOADS
 from benchmarks.workloads import Image, Prompt, Text
+from rserve.core.epd_core import SCHEMES
 
 PARTS = Parts(fixed=0.1, per_token=1e-3, per_pair=0.0, encode=0.2)
 
