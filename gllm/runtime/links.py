@@ -5,15 +5,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from gllm.runtime.step_timer import NO_WAIT, Wait
+
 
 class StageLink(Protocol):
     """One rank's way to the ranks with the same TP rank in the stages before and after it.
 
     Micro-batches pass in order; what travels is one tensor [T, H], the sum of hidden states and residual.
-    waited_seconds: time spent in `receive` so far.
     """
-
-    waited_seconds: float
 
     def expect(self, num_tokens: int) -> None:
         """The micro-batch after those already expected has this many tokens; its transfer may start."""
@@ -21,6 +20,10 @@ class StageLink(Protocol):
 
     def receive(self) -> Tensor:
         """[T, H] of the oldest expected micro-batch; waits for it."""
+        ...
+
+    def take_wait(self) -> Wait:
+        """What `receive` waited since this was asked last."""
         ...
 
     def send(self, hidden: Tensor) -> None:
@@ -35,14 +38,16 @@ class StageLink(Protocol):
 class NoLink:
     """For the only stage of a pipeline."""
 
-    waited_seconds = 0.0
-
     def expect(self, num_tokens: int) -> None:
         """Nothing comes."""
 
     def receive(self) -> Tensor:
         """There is no stage before this one."""
         raise RuntimeError("the only stage has nothing to receive")
+
+    def take_wait(self) -> Wait:
+        """None."""
+        return NO_WAIT
 
     def send(self, hidden: Tensor) -> None:
         """There is no stage behind this one."""
@@ -55,8 +60,6 @@ class NoLink:
 class QueueLink:
     """Stages in one process: a queue from the stage before, a queue to the stage behind."""
 
-    waited_seconds = 0.0
-
     def __init__(self, incoming: deque[Tensor], outgoing: deque[Tensor]) -> None:
         self._incoming = incoming
         self._outgoing = outgoing
@@ -67,6 +70,10 @@ class QueueLink:
     def receive(self) -> Tensor:
         """The oldest tensor; IndexError when there is none."""
         return self._incoming.popleft()
+
+    def take_wait(self) -> Wait:
+        """None: what is received is there."""
+        return NO_WAIT
 
     def send(self, hidden: Tensor) -> None:
         """Put it into the queue."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gllm.layers.comm import SINGLE, GroupTensorParallel, TensorParallel
 from gllm.runtime.links import NoLink, StageLink
+from gllm.runtime.step_timer import NO_WAIT, DeviceEvent, Wait, device_events
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # other ranks may still read their weights
 
@@ -83,7 +84,8 @@ class GroupLink:
         self._expected: deque[int] = deque()
         self._receiving: deque[tuple[dist.Work | None, Tensor]] = deque()
         self._sending: deque[tuple[dist.Work | None, Tensor]] = deque()
-        self.waited_seconds = 0.0
+        self._make_event = device_events(shape.device)
+        self._wait = NO_WAIT
 
     def expect(self, num_tokens: int) -> None:
         """Post the receive of [num_tokens, H], or remember it: NCCL's would occupy the GPU while it waits."""
@@ -101,10 +103,15 @@ class GroupLink:
         start = time.monotonic()
         if work is not None:
             work.wait()
-        self.waited_seconds += time.monotonic() - start
+        self._wait = Wait(self._wait.seconds + time.monotonic() - start, self._arrival())
         if self._side is not None:
             buffer.record_stream(torch.cuda.current_stream(buffer.device))
         return buffer
+
+    def take_wait(self) -> Wait:
+        """What `receive` waited since this was asked last."""
+        wait, self._wait = self._wait, NO_WAIT
+        return wait
 
     def send(self, hidden: Tensor) -> None:
         """Start to send; the tensor is kept until it is received."""
@@ -121,6 +128,14 @@ class GroupLink:
         with torch.cuda.stream(self._side):  # on a CPU there is none, and this does nothing
             buffer = torch.empty(size, dtype=shape.dtype, device=shape.device)
             self._receiving.append((dist.irecv(buffer, self._previous), buffer))
+
+    def _arrival(self) -> DeviceEvent | None:
+        """On a GPU, the place in the queue where the received tensor is there."""
+        if self._make_event is None:
+            return None
+        event = self._make_event()
+        event.record()
+        return event
 
     def _finish_sends(self, most: int) -> None:
         """Wait for the oldest sends until at most so many are under way."""

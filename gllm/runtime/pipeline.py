@@ -60,25 +60,25 @@ class PipelineExecutor:
         self, batch: MicroBatch, tokens_of: Callable[[int], Sequence[int]], after_input: Callable[[], None]
     ) -> BatchResult | None:
         """Run stage 0's part; the result where there is one stage, else None."""
-        start = self._recorder.now()
+        begin = self._recorder.begin()
         plain = StageBatch.of(batch)
         full = with_prompts(plain, tokens_of)
         self._peers.send_batch(plain, full)
         result = self._runner.run_first(batch, full, after_input)
-        self._recorder.batch(plain, start)
+        self._recorder.batch(plain, begin)
         return result
 
     def encode(self, batch: EncodeBatch, items: Sequence[MMItem]) -> list[Payload]:
         """Encode items whose pixels are here, together with this stage's other TP ranks."""
         if self._encoder is None or self._pixels is None:
             raise RuntimeError("this deployment's stage 0 has no vision tower")
-        start = self._recorder.now()
+        begin = self._recorder.begin()
         pixels = self._pixels.take(batch.request_id, batch.items)
         grids = tuple(item.grid for item in items)
         self._peers.send_encode(StageEncode(grids, tuple(num_frames(picture) for picture in pixels)))
         embeddings = self._encoder.encode(pixels, grids)
         counts = [item.num_tokens for item in items]
-        self._recorder.encode(ItemWork(batch.request_id, batch.items, counts), start)
+        self._recorder.encode(ItemWork(batch.request_id, batch.items, counts), begin)
         return list(embeddings)
 
     def rest(self) -> None:

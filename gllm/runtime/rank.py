@@ -20,6 +20,7 @@ from gllm.runtime.post import Post
 from gllm.runtime.profiling import peak_gpu_bytes
 from gllm.runtime.rank_spec import RankSpec
 from gllm.runtime.recorder import StepRecorder, trace_clock
+from gllm.runtime.step_timer import StepTimer, device_events
 from gllm.runtime.worker import Worker
 
 
@@ -137,5 +138,5 @@ class Rank:
         if self.layout.tp > 1:
             track += f" tp {self.layout.tp_rank}"
         send_trace = self.post.outbox("api").send if self.config.server.trace else None
-        clock = trace_clock(self.config.parallel)
-        return StepRecorder(self.spec.name, track, self.post.outbox("rank0").send, send_trace, clock)
+        timer = StepTimer(trace_clock(self.config.parallel), device_events(self.device))
+        return StepRecorder(self.spec.name, track, self.post.outbox("rank0").send, send_trace, timer)

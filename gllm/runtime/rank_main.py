@@ -106,7 +106,7 @@ def _drive(rank: Rank, parts: DriverParts) -> None:
     driver = Driver(parts.core, executor, rank.inbox, rank.post.outbox("api"), more)
     rank.announce(parts.embedding_tokens, parts.embedding_channel)
     driver.run()
-    rank.recorder.flush()
+    rank.recorder.close()
     executor.close()
 
 

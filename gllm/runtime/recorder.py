@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from gllm.config import ParallelConfig
 from gllm.core.step_spans import BatchSpans, ItemWork
 from gllm.core.trace import Span
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
+from gllm.runtime.step_timer import NO_WAIT, Begin, Clock, StepTimer, Wait
 
 SEND_EVERY_S = 1.0
 REST_AFTER_MS = 1000
@@ -14,7 +16,6 @@ REST_AFTER_MS = 1000
 SPANS_PER_MESSAGE = 256
 
 Send = Callable[[object], None]
-Clock = Callable[[], float]
 
 
 def trace_clock(parallel: ParallelConfig) -> Clock:
@@ -23,10 +24,7 @@ def trace_clock(parallel: ParallelConfig) -> Clock:
 
 
 class StepRecorder:
-    """Adds up busy time; reports it about once a second, and spans when a trace is wanted.
-
-    clock: see trace_clock.
-    """
+    """Adds up busy time; reports it about once a second, and spans when a trace is wanted."""
 
     def __init__(
         self,
@@ -34,10 +32,14 @@ class StepRecorder:
         track: str,
         send_load: Send | None,
         send_trace: Send | None,
-        clock: Clock = time.monotonic,
+        timer: StepTimer | None = None,
     ) -> None:
-        """name: of the rank; track: the row of the trace. send_*: where reports go, None for nowhere."""
-        self.now = clock
+        """name: of the rank; track: the row of the trace. send_*: where reports go, None for nowhere.
+
+        timer: on the clock of trace_clock; None for a CPU of one host.
+        """
+        self._timer = timer or StepTimer(time.monotonic)
+        self.now = self._timer.clock
         self.busy_seconds = 0.0
         self.steps = 0
         self._steps_sent = 0
@@ -45,23 +47,26 @@ class StepRecorder:
         self._track = track
         self._send_load = send_load
         self._send_trace = send_trace
-        self._last_sent = clock()
+        self._last_sent = self.now()
         self._batches = BatchSpans()
         self._spans: list[Span] = []
 
-    def batch(self, batch: StageBatch, start: float, waited: float = 0.0) -> None:
-        """A micro-batch has run since `start`, `waited` seconds of which went by before its input came."""
+    def begin(self) -> Begin:
+        """A step begins."""
+        return self._timer.begin()
+
+    def batch(self, batch: StageBatch, begin: Begin, wait: Wait = NO_WAIT) -> None:
+        """The host is done with a micro-batch, which waited for its input first."""
+        span = None
         if self._send_trace is not None:
             self._batches.follow(batch)
-            begin = start + waited
-            self._spans.append(self._batches.span(self._track, batch, begin, self.now() - begin))
-        self._step(start + waited)
+            span = self._batches.span(self._track, batch, 0.0, 0.0)
+        self._end(begin, wait, span)
 
-    def encode(self, work: ItemWork, start: float) -> None:
-        """Items were encoded since `start`."""
-        if self._send_trace is not None:
-            self._spans.append(work.span("encode", self._track, start, self.now() - start))
-        self._step(start)
+    def encode(self, work: ItemWork, begin: Begin) -> None:
+        """The host is done with encoding these items."""
+        traced = self._send_trace is not None
+        self._end(begin, NO_WAIT, work.span("encode", self._track, 0.0, 0.0) if traced else None)
 
     def transfer(self, sender: str, work: ItemWork, start: float) -> None:
         """Embeddings that `sender` began to send at `start` have landed here, as seen by this rank."""
@@ -70,6 +75,7 @@ class StepRecorder:
 
     def rest(self) -> None:
         """There is nothing to do: send what is not sent yet, so that figures do not lag behind."""
+        self._timer.settle()
         if self.steps != self._steps_sent or self._spans:
             self.flush()
 
@@ -83,9 +89,21 @@ class StepRecorder:
         self._steps_sent = self.steps
         self._last_sent = self.now()
 
-    def _step(self, start: float) -> None:
-        now = self.now()
-        self.busy_seconds += now - start
-        self.steps += 1
-        if now - self._last_sent >= SEND_EVERY_S or len(self._spans) >= SPANS_PER_MESSAGE:
+    def close(self) -> None:
+        """Wait for the device and send the rest."""
+        self._timer.settle(waits=True)
+        self.flush()
+
+    def _end(self, begin: Begin, wait: Wait, span: Span | None) -> None:
+        """span: of the step, without its times."""
+
+        def timed(start: float, duration: float) -> None:
+            self.busy_seconds += duration
+            self.steps += 1
+            if span is not None:
+                self._spans.append(replace(span, start=start, duration=duration))
+
+        self._timer.end(begin, wait, timed)
+        self._timer.settle()
+        if self.now() - self._last_sent >= SEND_EVERY_S or len(self._spans) >= SPANS_PER_MESSAGE:
             self.flush()

@@ -51,7 +51,7 @@ class Worker:
             self._execute(message)
             self._deliver(waits=False)
         self._deliver(waits=True)
-        self._recorder.flush()
+        self._recorder.close()
         self._runner.close()
 
     def _next(self) -> object:
@@ -72,16 +72,15 @@ class Worker:
             self._on_result(self._late.popleft().get())
 
     def _execute(self, message: object) -> None:
-        start, link = self._recorder.now(), self._runner.place.link
+        begin = self._recorder.begin()
         match message:
             case StageBatch():
-                waited = link.waited_seconds
                 late = self._runner.start(message)
                 if late is not None:
                     self._late.append(late)
-                self._recorder.batch(message, start, link.waited_seconds - waited)
+                self._recorder.batch(message, begin, self._runner.place.link.take_wait())
             case StageEncode(grids, frames) if self._encoder is not None:
                 counts = self._encoder.follow(grids, frames)
-                self._recorder.encode(ItemWork("", (), counts), start)
+                self._recorder.encode(ItemWork("", (), counts), begin)
             case _:
                 raise ValueError(f"a rank does not understand {type(message).__name__}")

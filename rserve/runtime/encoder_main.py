@@ -12,6 +12,7 @@ from gllm.runtime.post import Post
 from gllm.runtime.rank_main import run_guarded
 from gllm.runtime.rank_spec import RankSpec
 from gllm.runtime.recorder import StepRecorder, trace_clock
+from gllm.runtime.step_timer import StepTimer, device_events
 from rserve.config import RServeConfig
 from rserve.runtime.channels import ChannelEnd, arena_shape, open_sender
 from rserve.runtime.encoder_worker import EncoderWorker
@@ -41,8 +42,8 @@ def _live(spec: RankSpec, config: RServeConfig, post: Post, fds: Sequence[int]) 
 
     sender = open_sender(ChannelEnd(config, arena_shape(config, plan), device, fds), spec, announce)
     to_trace = to_api if config.server.trace else None
-    clock = trace_clock(config.parallel)
-    recorder = StepRecorder(spec.name, f"encoder {index}", to_driver, to_trace, clock)
+    timer = StepTimer(trace_clock(config.parallel), device_events(device))
+    recorder = StepRecorder(spec.name, f"encoder {index}", to_driver, to_trace, timer)
     patch_size = plan.shape.vision.patch_size if plan.shape.vision else 0
     worker = EncoderWorker(encoder, sender, recorder, to_api, (index, spec.extra["epoch"], patch_size))
     to_api(RankReady(spec.name, os.getpid(), reachable(inbox.address, config.parallel)))

@@ -47,7 +47,7 @@ class EncoderWorker:
                 case _:
                     raise ValueError(f"an encoder does not understand {type(message).__name__}")
         self._sender.close()
-        self._recorder.flush()
+        self._recorder.close()
 
     def _next(self, inbox: Inbox) -> tuple[object, Sequence[memoryview]] | None:
         received = inbox.receive_frames(REST_AFTER_MS)
@@ -64,10 +64,10 @@ class EncoderWorker:
             self._to_api(BatchFailed(self._index, message.batch_id, one_line(error)))
 
     def _encode(self, message: EncodeRequest, frames: Sequence[memoryview]) -> None:
-        start = self._recorder.now()
+        begin = self._recorder.begin()
         pixels = [as_pictures(frame, grid, self._patch_size) for frame, grid in zip(frames, message.grids)]
         embeddings = self._encoder.encode(pixels, message.grids)
-        self._recorder.encode(ItemWork(message.request_id, message.items, message.counts), start)
+        self._recorder.encode(ItemWork(message.request_id, message.items, message.counts), begin)
         sent = EmbeddingsSent(
             self._index,
             self._epoch,

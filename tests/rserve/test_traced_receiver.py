@@ -6,6 +6,7 @@ import torch
 from gllm.core.trace import Span
 from gllm.runtime.messages import TraceSpans
 from gllm.runtime.recorder import StepRecorder
+from gllm.runtime.step_timer import StepTimer
 from rserve.runtime.messages import EmbeddingsSent, EncoderLost
 from rserve.runtime.shared_memory import SharedMemoryReceiver
 from rserve.runtime.traced_receiver import TracedReceiver
@@ -31,7 +32,7 @@ class Core:
 @pytest.fixture
 def ends() -> tuple[TracedReceiver, StepRecorder, list[object]]:
     sent: list[object] = []
-    recorder = StepRecorder("rank0", "stage 0", None, sent.append, clock=lambda: 100.25)
+    recorder = StepRecorder("rank0", "stage 0", None, sent.append, StepTimer(lambda: 100.25))
     return TracedReceiver(SharedMemoryReceiver(torch.zeros(8, 2)), recorder), recorder, sent
 
 

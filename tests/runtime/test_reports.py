@@ -10,6 +10,7 @@ from gllm.core.step_spans import ItemWork
 from gllm.runtime.messages import RankLoad, StageBatch, TraceSpans
 from gllm.runtime.recorder import StepRecorder
 from gllm.runtime.request_lives import NoLives, RequestLives
+from gllm.runtime.step_timer import Begin, Wait
 from gllm.runtime.watchdog import Watchdog
 
 
@@ -46,8 +47,8 @@ def delta(batch_id: int, decodes: int) -> StageBatch:
 
 def test_busy_time_leaves_out_what_was_waited_for():
     recorder = StepRecorder("rank1", "stage 1", None, None)
-    start = recorder.now() - 10.0
-    recorder.batch(delta(0, 0), start, waited=9.0)
+    begin = Begin(recorder.now() - 10.0, None)
+    recorder.batch(delta(0, 0), begin, Wait(9.0))
     assert 1.0 <= recorder.busy_seconds < 2.0
     assert recorder.steps == 1
 
@@ -55,9 +56,9 @@ def test_busy_time_leaves_out_what_was_waited_for():
 def test_spans_name_their_requests_and_kinds():
     sent: list[object] = []
     recorder = StepRecorder("rank1", "stage 1", None, sent.append)
-    recorder.encode(ItemWork("r0", (0, 1), (10, 20)), recorder.now())
-    recorder.batch(delta(0, 0), recorder.now())
-    recorder.batch(delta(1, 1), recorder.now())
+    recorder.encode(ItemWork("r0", (0, 1), (10, 20)), recorder.begin())
+    recorder.batch(delta(0, 0), recorder.begin())
+    recorder.batch(delta(1, 1), recorder.begin())
     recorder.flush()
     (message,) = sent
     assert isinstance(message, TraceSpans)
@@ -76,7 +77,7 @@ def test_a_rank_at_rest_reports_once_what_it_did_last():
     recorder = StepRecorder("rank2", "stage 2", sent.append, None)
     recorder.rest()
     assert sent == []
-    recorder.batch(delta(0, 0), recorder.now())
+    recorder.batch(delta(0, 0), recorder.begin())
     recorder.rest()
     recorder.rest()
     assert sent == [RankLoad("rank2", recorder.busy_seconds, 1)]
@@ -85,7 +86,7 @@ def test_a_rank_at_rest_reports_once_what_it_did_last():
 def test_the_load_is_sent_at_the_end():
     sent: list[object] = []
     recorder = StepRecorder("rank2", "stage 2", sent.append, None)
-    recorder.batch(delta(0, 0), recorder.now())
+    recorder.batch(delta(0, 0), recorder.begin())
     recorder.flush()
     assert sent == [RankLoad("rank2", recorder.busy_seconds, 1)]
 
