@@ -46,20 +46,25 @@ def builds() -> Iterator[Build]:
     paged = {
         **ints, "q_ptr": HALF, "k_ptr": HALF, "v_ptr": HALF, "out_ptr": HALF, "cu_query_ptr": "*i32",
         "seq_kv_ptr": "*i32", "tables_ptr": "*i32", "kv_slot": "i32", "kv_head": "i32", "table_row": "i32",
-        "heads": "i32", "part_ptr": "*fp32", "weight_ptr": "*fp32", "cu_ptr": "*i32", "order_ptr": "*i64",
+        "heads": "i32", "splits": "i32", "part_ptr": "*fp32", "weight_ptr": "*fp32", "cu_ptr": "*i32",
+        "order_ptr": "*i64",
     }  # fmt: skip
     for dim, width in ((128, 128), (80, 128), (64, 64)):
         tile = {"DIM": dim, "WIDTH": width, "KEYS": 64, "WIDEN": False}
         prefill = {**tile, "GROUP": 7, "PAGE": 16}
-        yield Build(f"prefill d{dim}", paged_prefill._prefill, paged, {**prefill, "ROWS": 128}, 8)
-        yield Build(f"short prefill d{dim}", paged_prefill._prefill, paged, {**prefill, "ROWS": 16})
-        for splits in (1, 8):
-            constants = {**prefill, "ROWS": 16, "SPLITS": splits}
-            yield Build(f"decode d{dim}, {splits} splits", paged_decode._decode, paged, constants)
+        yield Build(f"prefill d{dim}", paged_prefill._prefill, paged, {**prefill, "ROWS": 128}, 8, 5)
+        yield Build(f"short prefill d{dim}", paged_prefill._prefill, paged, {**prefill, "ROWS": 16}, 4, 5)
+        for whole in (True, False):
+            constants = {**prefill, "ROWS": 16, "WHOLE": whole}
+            yield Build(f"decode d{dim}, whole: {whole}", paged_decode._decode, paged, constants, 4, 5)
+        small = {**prefill, "ROWS": 64}
+        yield Build(f"prefill d{dim}, small memory", paged_prefill._prefill, paged, small, 4, 2)
+        small = {**prefill, "ROWS": 16, "WHOLE": False}
+        yield Build(f"decode d{dim}, small memory", paged_decode._decode, paged, small, 4, 2)
         for ordered in (True, False):
             constants = {**tile, "ROWS": 128, "ORDERED": ordered}
             yield Build(f"vision d{dim}, in order: {ordered}", vision_varlen._varlen, paged, constants, 8, 2)
-    join = {"DIM": 128, "SPLITS": 6, "PARTS": 8, "WIDTH": 128}
+    join = {"DIM": 128, "PARTS": 8, "WIDTH": 128}
     yield Build("join", paged_decode._join, paged, join)
     fp32_tile = {"GROUP": 7, "DIM": 128, "PAGE": 16, "ROWS": 32, "KEYS": 32, "WIDTH": 128, "WIDEN": False}
     fp32 = {name: kind.replace("bf16", "fp32") for name, kind in paged.items()}
@@ -91,7 +96,13 @@ def compile_for(build: Build, capability: int) -> dict[str, Any]:
         "constexpr",
         "fp32",
     )  # Triton marks pointers and integers that are multiples of 16 when it launches
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n] not in plain}
+    free = {parameter.name for parameter in build.kernel.params if parameter.do_not_specialize}
+    free |= {p.name for p in build.kernel.params if p.do_not_specialize_on_alignment}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(names)
+        if signature[n] not in plain and n not in free
+    }
     source = ASTSource(build.kernel, signature, constants, aligned)
     target = GPUTarget("cuda", capability, 32)
     compiled = triton.compile(source, target, {"num_warps": build.warps, "num_stages": build.stages})

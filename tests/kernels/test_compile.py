@@ -6,6 +6,7 @@ import sys
 import pytest
 
 SHARED_ON_EVERY_GPU = 99 * 1024
+SHARED_ON_LARGE_GPUS = 163 * 1024  # A100; more on an H100
 
 
 @pytest.mark.slow
@@ -16,7 +17,10 @@ def test_every_kernel_compiles_for_hopper_and_attention_uses_tensor_cores():
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 25
-    assert all(kernel["shared"] <= SHARED_ON_EVERY_GPU for kernel in found)
+    assert len(found) == 31
+    paged = [kernel for kernel in found if kernel["kernel"].split()[0] in ("prefill", "short", "decode")]
+    assert all(kernel["shared"] <= SHARED_ON_LARGE_GPUS for kernel in paged)
+    everywhere = [kernel for kernel in found if kernel not in paged or "small memory" in kernel["kernel"]]
+    assert all(kernel["shared"] <= SHARED_ON_EVERY_GPU for kernel in everywhere)
     attention = [kernel for kernel in found if kernel["kernel"].split()[0] in ("prefill", "decode", "vision")]
     assert all(kernel["tensor_cores"] for kernel in attention if "fp32" not in kernel["kernel"])

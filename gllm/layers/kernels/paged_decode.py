@@ -15,9 +15,9 @@ from gllm.layers.kernels.softmax import (
     LOG2_E,
     attend_tile,
     block_width,
-    has_large_shared_memory,
     load_keys,
     load_values,
+    paged_stages,
     product,
 )
 from gllm.layers.kv_cache import LayerKV
@@ -26,18 +26,25 @@ MAX_SPLITS = 64
 MIN_KEYS = 256  # of a split: fewer would cost more to join than to read
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["table_row", "splits"],
+    do_not_specialize_on_alignment=["seq_kv_ptr", "tables_ptr"],
+)
 def _decode(
     q_ptr, k_ptr, v_ptr, out_ptr, part_ptr, weight_ptr, seq_kv_ptr, tables_ptr,
-    scale, q_row, q_head, kv_slot, kv_head, table_row, heads,
-    GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
+    scale, q_row, q_head, kv_slot, kv_head, table_row, heads, splits,
+    GROUP: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One program: the query heads of one key/value head of one sequence, over one part of its keys."""
+    """One program: the query heads of one key/value head of one sequence, over one part of its keys.
+
+    WHOLE: there is one part, whose result goes to `out`. What changes from one micro-batch to the next is no
+    constant, or kernels would be compiled while requests wait.
+    """
     seq = tl.program_id(0).to(tl.int64)
     kv_index, split = tl.program_id(1), tl.program_id(2)
     kv_len = tl.load(seq_kv_ptr + seq)
-    span = tl.cdiv(tl.cdiv(kv_len, SPLITS), KEYS) * KEYS
+    span = tl.cdiv(tl.cdiv(kv_len, splits), KEYS) * KEYS
     begin = split * span
     end = tl.minimum(begin + span, kv_len)
     in_group, channel = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -59,11 +66,11 @@ def _decode(
         scores = tl.where(exists[None, :], product(q, k, WIDEN) * scale, float("-inf"))
         largest, total, out = attend_tile(largest, total, out, scores, v, WIDEN)
     out = out / tl.where(total == 0.0, 1.0, total)[:, None]
-    if SPLITS == 1:
+    if WHOLE:
         target = out_ptr + (seq * heads + head[:, None]) * DIM + channel[None, :]
         tl.store(target, out.to(out_ptr.dtype.element_ty), mask=valid)
     else:
-        part = (seq * heads + head) * SPLITS + split
+        part = (seq * heads + head) * splits + split
         tl.store(part_ptr + part[:, None] * DIM + channel[None, :], out, mask=valid)
         log_total = tl.where(
             total == 0.0, float("-inf"), largest + tl.log2(tl.where(total == 0.0, 1.0, total))
@@ -71,20 +78,19 @@ def _decode(
         tl.store(weight_ptr + part, log_total, mask=in_group < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _join(
-    part_ptr, weight_ptr, out_ptr,
-    DIM: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr,
+    part_ptr, weight_ptr, out_ptr, splits, DIM: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """One program: one head of one sequence; a part without keys weighs nothing."""
     row = tl.program_id(0).to(tl.int64)
     split, channel = tl.arange(0, PARTS), tl.arange(0, WIDTH)
-    log_total = tl.load(weight_ptr + row * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
+    log_total = tl.load(weight_ptr + row * splits + split, mask=split < splits, other=float("-inf"))
     largest = tl.max(log_total, 0)
     weight = tl.exp2(log_total - tl.where(largest == float("-inf"), 0.0, largest))
     parts = tl.load(
-        part_ptr + (row * SPLITS + split)[:, None] * DIM + channel[None, :],
-        mask=(split < SPLITS)[:, None] & (channel < DIM)[None, :], other=0.0,
+        part_ptr + (row * splits + split)[:, None] * DIM + channel[None, :],
+        mask=(split < splits)[:, None] & (channel < DIM)[None, :], other=0.0,
     )  # fmt: skip
     total = tl.sum(weight, 0)
     out = tl.sum(parts * weight[:, None], 0) / tl.where(total == 0.0, 1.0, total)
@@ -112,13 +118,13 @@ def paged_decode(
     _decode[(num, kv_heads, splits)](
         q, kv.k, kv.v, out, parts, logs, seq_kv, block_tables,
         dim**-0.5 * LOG2_E, q.stride(0), q.stride(1), kv.k.stride(1), kv.k.stride(2),
-        block_tables.stride(0), heads,
-        group, dim, kv.k.shape[1], splits,
+        block_tables.stride(0), heads, splits,
+        group, dim, kv.k.shape[1], splits == 1,
         max(16, triton.next_power_of_2(group)), 32 if wide else 64, width, INTERPRETED,
-        num_warps=4, num_stages=1 if wide else 3 if has_large_shared_memory(q.device) else 2,
+        num_warps=4, num_stages=1 if wide else paged_stages(q.device, width),
     )  # fmt: skip
     if splits > 1:
-        _join[(num * heads,)](parts, logs, out, dim, splits, triton.next_power_of_2(splits), width)
+        _join[(num * heads,)](parts, logs, out, splits, dim, triton.next_power_of_2(splits), width)
 
 
 def num_splits(num_sequences: int, kv_heads: int, max_kv_len: int, processors: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 HEADS_AT_ONCE = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["axis_stride"])
 def _cos_sin(
     positions_ptr, inv_freq_ptr, cos_ptr, sin_ptr, axis_stride,
     FIRST: tl.constexpr, SECOND: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,

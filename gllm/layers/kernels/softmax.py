@@ -74,3 +74,12 @@ def has_large_shared_memory(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) >= 160 * 1024
+
+
+def paged_stages(device: torch.device, width: int) -> int:
+    """Pipeline stages of a loop over keys and values that a block table points to.
+
+    Loading the table takes up stages: with three or four, Triton 3.6 and 3.9 wait for all loads in every turn
+    (`cp.async.wait_group 0` in the PTX for sm_90), with five they load two tiles ahead.
+    """
+    return 5 if has_large_shared_memory(device) and width <= 128 else 2
