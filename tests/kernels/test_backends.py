@@ -1,5 +1,6 @@
 import importlib.util
 import random
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -149,16 +150,55 @@ def test_flash_is_called_as_it_documents(version, block_size, device):
         torch.testing.assert_close(out, vision_attention(q, k, v, segments), atol=1e-5, rtol=0)
 
 
-def test_the_best_backend_is_chosen_from_device_package_and_block_size(monkeypatch):
+def test_the_best_backend_is_chosen_from_device_package_dtype_and_block_size(monkeypatch):
     from gllm.layers.attention import flash_backend, registry
 
-    gpu = torch.device("cuda", 0)
-    assert registry._resolve("auto", torch.device("cpu"), 16) == "sdpa"
+    gpu = Placement(torch.bfloat16, torch.device("cuda", 0))
+    wide = Placement(torch.float32, gpu.device)
+    assert registry._resolve("auto", Placement(), 16) == "sdpa"
     for version, block_size, expected in [
         (None, 16, "triton"), (2, 16, "triton"), (2, 256, "flash"), (3, 16, "flash"),
     ]:  # fmt: skip
         monkeypatch.setattr(flash_backend, "installed_version", lambda device, v=version: v)
         assert registry._resolve("auto", gpu, block_size) == expected
+        assert registry._resolve("auto", wide, block_size) == "triton"
+    with pytest.raises(ValueError, match="--dtype bfloat16"):
+        registry._resolve("flash", wide, 256)
+
+
+@pytest.mark.parametrize(
+    ("modules", "expected"),
+    [
+        ({}, None),
+        ({"flash_attn": flash_two()}, 2),
+        ({"flash_attn": flash_two(), "flash_attn_interface": flash_three()}, 3),
+        ({"flash_attn": SimpleNamespace(cute=None)}, None),
+        ({"flash_attn": flash_two(), "flash_attn_interface": SimpleNamespace()}, 2),
+        ({"flash_attn": None}, None),
+    ],
+)
+def test_a_package_counts_as_installed_when_it_has_what_is_called(modules, expected, monkeypatch):
+    from gllm.layers.attention import flash_backend
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for name in flash_backend.MODULES.values():
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert flash_backend.installed_version(torch.device("cuda", 0)) == expected
+    assert flash_backend.installed_version(torch.device("cpu")) is None
+
+
+def test_earlier_builds_of_version_3_return_more_than_the_attention():
+    from gllm.layers.attention.flash_backend import FlashThree
+
+    module = flash_three()
+    varlen = module.flash_attn_varlen_func
+    module.flash_attn_varlen_func = lambda *arguments: (varlen(*arguments), None)
+    segments = Segments.from_lengths(torch.tensor([16, 24]))
+    q, k, v = torch.randn(40, 6, 80).chunk(3, dim=1)
+    out = FlashThree(module).segments(q, k, v, segments)
+    torch.testing.assert_close(out, vision_attention(q, k, v, segments), atol=1e-5, rtol=0)
 
 
 def test_flash_without_a_gpu_says_what_to_do():

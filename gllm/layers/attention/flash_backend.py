@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import importlib
+import logging
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,11 @@ from gllm.layers.kernels.kv_write import kv_write
 from gllm.layers.kv_cache import LayerKV
 from gllm.layers.vision_attention import Segments
 
+LOG = logging.getLogger("gllm")
+
 PAGE_OF_VERSION_2 = 256  # its kernels read the cache in steps of so many tokens
+MODULES = {2: "flash_attn", 3: "flash_attn_interface"}
+FUNCTIONS = ("flash_attn_varlen_func", "flash_attn_with_kvcache")
 
 
 class FlashKernels(Protocol):
@@ -120,17 +125,28 @@ class FlashThree:
     def segments(self, q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
         """Head dimensions up to 256."""
         bounds, longest = segments.cu_seqlens, segments.max_length
-        return self._module.flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest)
+        out = self._module.flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest)
+        return out[0] if isinstance(out, tuple) else out  # earlier builds also return the log-sums
 
 
 def installed_version(device: torch.device) -> int | None:
     """3 on Hopper where flash_attn_interface is installed, 2 where flash_attn is, else None."""
     if device.type != "cuda":
         return None
-    hopper = torch.cuda.get_device_capability(device)[0] == 9
-    if hopper and importlib.util.find_spec("flash_attn_interface") is not None:
+    if torch.cuda.get_device_capability(device)[0] == 9 and _is_usable(MODULES[3]):
         return 3
-    return 2 if importlib.util.find_spec("flash_attn") is not None else None
+    return 2 if _is_usable(MODULES[2]) else None
+
+
+def _is_usable(module: str) -> bool:
+    """Whether it can be imported and has what is called; other packages share these modules' names."""
+    try:
+        found = importlib.import_module(module)
+    except (ImportError, OSError) as error:
+        if not isinstance(error, ModuleNotFoundError):
+            LOG.warning("%s is installed and cannot be imported (%s): not used", module, error)
+        return False
+    return all(hasattr(found, name) for name in FUNCTIONS)
 
 
 def can_page(version: int | None, block_size: int) -> bool:
@@ -141,9 +157,9 @@ def can_page(version: int | None, block_size: int) -> bool:
 def load_kernels(version: int | None) -> FlashKernels:
     """Import the package. Raises ValueError (one line that says what to do) where there is none."""
     if version == 3:
-        return FlashThree(importlib.import_module("flash_attn_interface"))
+        return FlashThree(importlib.import_module(MODULES[3]))
     if version == 2:
-        return FlashTwo(importlib.import_module("flash_attn"))
+        return FlashTwo(importlib.import_module(MODULES[2]))
     raise ValueError(
         "--attention-backend flash needs a GPU and the flash-attn package: "
         "install it (pip install flash-attn), or use --attention-backend triton"

@@ -14,6 +14,7 @@ from gllm.layers.vision_attention import Segments, vision_attention
 
 BACKENDS = ("flash", "triton", "sdpa")
 DEFAULT_BLOCK_SIZE = 16
+FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 VisionAttention = Callable[[Tensor, Tensor, Tensor, Segments], Tensor]
 """q, k, v [N, H, D] and the segments -> [N, H, D]."""
@@ -22,10 +23,10 @@ VisionAttention = Callable[[Tensor, Tensor, Tensor, Segments], Tensor]
 def create_backend(name: str, place: Placement, block_size: int = DEFAULT_BLOCK_SIZE) -> AttentionBackend:
     """The backend of this name; `auto` is the best one for the device and the cache's block size.
 
-    On a GPU that is flash-attn where it is installed and reads blocks of this size, else Triton; elsewhere
-    PyTorch. Raises ValueError, one line that says what to do.
+    On a GPU that is flash-attn where it is installed and reads this number format and blocks of this size,
+    else Triton; elsewhere PyTorch. Raises ValueError, one line that says what to do.
     """
-    match _resolve(name, place.device, block_size):
+    match _resolve(name, place, block_size):
         case "flash":
             from gllm.layers.attention.flash_backend import (
                 FlashBackend,
@@ -53,7 +54,7 @@ def create_backend(name: str, place: Placement, block_size: int = DEFAULT_BLOCK_
 
 def create_vision_attention(name: str, place: Placement) -> VisionAttention:
     """The same choice for the vision tower, which has no cache."""
-    match _resolve(name, place.device, block_size=256):
+    match _resolve(name, place, block_size=256):
         case "flash":
             from gllm.layers.attention.flash_backend import FlashVision, installed_version, load_kernels
 
@@ -67,15 +68,21 @@ def create_vision_attention(name: str, place: Placement) -> VisionAttention:
             return vision_attention
 
 
-def _resolve(name: str, device: torch.device, block_size: int) -> str:
+def _resolve(name: str, place: Placement, block_size: int) -> str:
     if name == "auto":
-        if device.type != "cuda":
+        if place.device.type != "cuda":
             return "sdpa"
         from gllm.layers.attention.flash_backend import can_page, installed_version
 
-        return "flash" if can_page(installed_version(device), block_size) else "triton"
+        fits = place.dtype in FLASH_DTYPES and can_page(installed_version(place.device), block_size)
+        return "flash" if fits else "triton"
     if name not in BACKENDS:
         raise ValueError(f"attention backend {name!r}: choose auto, {', '.join(BACKENDS)}")
+    if name == "flash" and place.dtype not in FLASH_DTYPES:
+        raise ValueError(
+            f"--attention-backend flash computes in bfloat16 or float16, not {place.dtype}: "
+            "use --dtype bfloat16, or --attention-backend triton"
+        )
     return name
 
 
