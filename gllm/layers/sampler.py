@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -15,6 +15,7 @@ from gllm.layers.penalties import Penalties, TokenHistory
 
 GREEDY_BELOW = 1e-5  # a temperature below this is greedy: logits divided by it would overflow
 NUCLEUS_WIDTH = 1024  # candidates tried for top_p before the whole vocabulary is sorted
+ROWS_AT_ONCE = 128  # sorting a vocabulary takes some 60 bytes a logit: 1.2 GB for so many rows of 152,064
 
 
 class SamplingKnobs(Protocol):
@@ -62,6 +63,7 @@ class RandomRows:
     """m rows that are drawn: their indices in the batch, and tensors [m, 1] of what shapes the draw.
 
     `width` bounds how many candidates are looked at first; None means the whole vocabulary, without a cut.
+    is_sure: no nucleus can be wider than that.
     """
 
     rows: Tensor  # int64 [m]
@@ -71,6 +73,7 @@ class RandomRows:
     top_p: Tensor
     keys: Tensor  # int32 [m, 2]
     width: int | None
+    is_sure: bool
 
     @classmethod
     def build(cls, rows: Sequence[tuple[int, SamplingRow]], device: torch.device) -> RandomRows | None:
@@ -92,6 +95,21 @@ class RandomRows:
             top_p=floats[:, 2:],
             keys=torch.tensor(keys, dtype=torch.int32).to(device, non_blocking=True),
             width=max(widths) if rows[0][1].is_cut else None,
+            is_sure=all(k.top_k > 0 for k in knobs),
+        )
+
+    def over_all(self, picked: Tensor, vocab_size: int) -> RandomRows:
+        """Some of the rows (int64 [k]), with the whole vocabulary as candidates."""
+        return replace(
+            self,
+            rows=self.rows[picked],
+            temperature=self.temperature[picked],
+            min_p=None if self.min_p is None else self.min_p[picked],
+            top_k=self.top_k[picked],
+            top_p=self.top_p[picked],
+            keys=self.keys[picked],
+            width=vocab_size,
+            is_sure=True,
         )
 
 
@@ -107,13 +125,22 @@ class SamplingBatch:
     num_logprobs: int | None
 
     @classmethod
-    def build(cls, rows: Sequence[SamplingRow], device: torch.device | str = "cpu") -> SamplingBatch:
-        """One row for each row of logits. Costs nothing but a look at each row where all are greedy."""
+    def build(
+        cls,
+        rows: Sequence[SamplingRow],
+        device: torch.device | str = "cpu",
+        num_logprobs: int | None = None,
+    ) -> SamplingBatch:
+        """One row for each row of logits. Costs nothing but a look at each row where all are greedy.
+
+        num_logprobs: at least so many, whatever the rows ask for.
+        """
         device = torch.device(device)
         drawn = [(i, row) for i, row in enumerate(rows) if row.is_random]
         groups = ([r for r in drawn if not r[1].is_cut], [r for r in drawn if r[1].is_cut])
         penalised = [(i, row) for i, row in enumerate(rows) if row.is_penalised]
-        wanted = [row.knobs.logprobs for row in rows if row.knobs.logprobs is not None]
+        asked = [num_logprobs, *(row.knobs.logprobs for row in rows)]
+        wanted = [number for number in asked if number is not None]
         return cls(
             size=len(rows),
             drawn=tuple(group for g in groups if (group := RandomRows.build(g, device)) is not None),
@@ -159,6 +186,31 @@ def sample(logits: Tensor, batch: SamplingBatch, history: TokenHistory | None = 
     return _with_logprobs(logits, token_ids, batch.num_logprobs)
 
 
+def sample_rows(
+    logits: Tensor,
+    rows: Sequence[SamplingRow],
+    device: torch.device | str = "cpu",
+    history: TokenHistory | None = None,
+) -> SampleOutput:
+    """`sample` of logits [n, V], as `rows` ask for it, in blocks of ROWS_AT_ONCE, which bounds its memory."""
+    asked = [row.knobs.logprobs for row in rows if row.knobs.logprobs is not None]
+    most = max(asked) if asked else None
+    outputs = []
+    for first in range(0, max(len(rows), 1), ROWS_AT_ONCE):
+        block = slice(first, first + ROWS_AT_ONCE)
+        outputs.append(sample(logits[block], SamplingBatch.build(rows[block], device, most), history))
+    return outputs[0] if len(outputs) == 1 else _joined(outputs)
+
+
+def _joined(outputs: Sequence[SampleOutput]) -> SampleOutput:
+    """All rows, in order; either all outputs have log-probabilities, or none has."""
+    ids = torch.cat([output.token_ids for output in outputs])
+    if outputs[0].logprobs is None:
+        return SampleOutput(ids)
+    columns = [(o.logprobs, o.top_ids, o.top_logprobs) for o in outputs]
+    return SampleOutput(ids, *(torch.cat(parts) for parts in zip(*columns)))
+
+
 def best_token(scores: Tensor) -> Tensor:
     """argmax of scores [n, V] -> int64 [n].
 
@@ -181,8 +233,8 @@ def _any_greedy(batch: SamplingBatch) -> bool:
 
 def _penalties(knobs: Sequence[SamplingKnobs], device: torch.device) -> Penalties:
     strengths = torch.tensor(
-        [(k.repetition_penalty, k.presence_penalty, k.frequency_penalty) for k in knobs], device=device
-    )
+        [(k.repetition_penalty, k.presence_penalty, k.frequency_penalty) for k in knobs]
+    ).to(device, non_blocking=True)
     return Penalties(*strengths.unbind(1))
 
 
@@ -207,15 +259,21 @@ def _draw(scores: Tensor, group: RandomRows) -> Tensor:
     if group.width is None:
         every = torch.arange(scaled.shape[-1], dtype=torch.int32, device=scaled.device).unsqueeze(0)
         return best_token(scaled.add_(gumbel_noise(group.keys, every)))
-    values, ids = _candidates(scaled, group, min(group.width, scaled.shape[-1]))
+    vocab = scaled.shape[-1]
+    values, ids, is_held = _candidates(scaled, group, min(group.width, vocab))
+    del scaled
     best = values.add_(gumbel_noise(group.keys, ids.int())).argmax(dim=-1, keepdim=True)
-    return ids.gather(1, best).squeeze(1)
+    tokens = ids.gather(1, best).squeeze(1)
+    if not group.is_sure and group.width < vocab and not bool(is_held.all()):
+        picked = (~is_held).nonzero().squeeze(1)
+        tokens[picked] = _draw(scores, group.over_all(picked, vocab))
+    return tokens
 
 
-def _candidates(scaled: Tensor, group: RandomRows, width: int) -> tuple[Tensor, Tensor]:
+def _candidates(scaled: Tensor, group: RandomRows, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """The best `width` of scaled [m, V], best first: values (-inf where top_k or top_p cut) and ids.
 
-    Where `width` does not hold a row's nucleus, all is done again with the whole vocabulary.
+    The third tensor, bool [m], is true where they hold all of a row's nucleus.
     """
     values, ids = scaled.topk(width, dim=-1)
     limited = group.top_k <= width
@@ -226,12 +284,10 @@ def _candidates(scaled: Tensor, group: RandomRows, width: int) -> tuple[Tensor, 
     )  # what top_k left counts as everything
     mass = (values - total).exp_()
     covered = mass.cumsum(-1)
-    whole_vocabulary = width == scaled.shape[-1]
-    if not whole_vocabulary and not bool((limited | (covered[:, -1:] >= group.top_p)).all()):
-        return _candidates(scaled, group, scaled.shape[-1])
+    is_held = (limited | (covered[:, -1:] >= group.top_p)).squeeze(1)
     outside = (covered - mass) >= group.top_p
     outside[:, 0] = False  # the best token stays whatever top_p
-    return values.masked_fill_(outside, -torch.inf), ids
+    return values.masked_fill_(outside, -torch.inf), ids, is_held
 
 
 def _with_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> SampleOutput:

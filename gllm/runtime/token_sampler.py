@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gllm.core.batch import Sample, SampledToken, SampleTarget, TokenLogprobs
 from gllm.layers.penalties import TokenHistory
-from gllm.layers.sampler import SampleOutput, SamplingBatch, SamplingRow, sample
+from gllm.layers.sampler import SampleOutput, SamplingRow, sample_rows
 from gllm.runtime.messages import StageBatch
 from gllm.runtime.staging import HostCopy
 
@@ -42,7 +42,7 @@ class TokenSampler:
             index = torch.tensor([index for index, _ in targets])
             logits = logits[index.to(logits.device, non_blocking=True)]
         rows = [self._row(batch, batch.samples[index], target) for index, target in targets]
-        output = sample(logits, SamplingBatch.build(rows, self._device), self._history)
+        output = sample_rows(logits, rows, self._device, self._history)
         self._history.append([target.seq_id for _, target in targets], output.token_ids)
         return LateTokens([(batch.samples[index], target) for index, target in targets], output)
 

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gllm.layers import sampler
 from gllm.layers.noise import gumbel_noise, noise_key
 from gllm.layers.penalties import TokenHistory
-from gllm.layers.sampler import NUCLEUS_WIDTH, SamplingBatch, SamplingRow, best_token, sample
+from gllm.layers.sampler import NUCLEUS_WIDTH, SamplingBatch, SamplingRow, best_token, sample, sample_rows
 
 VOCAB = 96
 
@@ -137,6 +138,31 @@ def test_a_nucleus_wider_than_the_first_guess_is_found():
     tokens = draws(torch.zeros(vocab), Knobs(top_p=0.9), 4000)
     assert len(tokens.unique()) > NUCLEUS_WIDTH
     assert len(tokens.unique()) <= 0.9 * vocab + 1
+
+
+def test_rows_whose_nucleus_is_wide_change_nothing_for_their_neighbours():
+    flat, steep = torch.zeros(3 * NUCLEUS_WIDTH), torch.zeros(3 * NUCLEUS_WIDTH)
+    steep[7] = 9.0
+    rows = [SamplingRow(Knobs(top_p=0.95, min_p=1e-9 * n), n, n) for n in range(6)]
+    logits = torch.stack([flat, steep, flat, steep, steep, flat])
+    together = sample(logits, SamplingBatch.build(rows)).token_ids
+    alone = [sample(logits[[n]], SamplingBatch.build([rows[n]])).token_ids[0] for n in range(6)]
+    assert together.tolist() == [int(token) for token in alone]
+
+
+@pytest.mark.parametrize("num", [0, 1, 3, 4, 10])
+def test_many_rows_are_sampled_in_blocks_with_the_same_result(num: int, monkeypatch: pytest.MonkeyPatch):
+    logits = random_logits(num)
+    knobs = [Knobs(0.0), Knobs(), Knobs(top_p=0.7), Knobs(0.5, top_k=3, logprobs=2), Knobs(0.0, logprobs=4)]
+    rows = [SamplingRow(knobs[n % 5], n, n) for n in range(num)]
+    whole = sample(logits, SamplingBatch.build(rows))
+    monkeypatch.setattr(sampler, "ROWS_AT_ONCE", 3)
+    blocks = sample_rows(logits, rows)
+    for name in ("token_ids", "logprobs", "top_ids", "top_logprobs"):
+        ours, theirs = getattr(blocks, name), getattr(whole, name)
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
 
 
 def test_min_p_drops_what_is_less_likely_than_a_fraction_of_the_best():
