@@ -12,7 +12,12 @@ from torch import Tensor
 
 
 class TensorParallel(ABC):
-    """The ranks that share every layer of one pipeline stage; all call the same methods in the same order."""
+    """The ranks that share every layer of one pipeline stage; all call the same methods in the same order.
+
+    is_capturable: whether what they exchange can be part of a CUDA graph.
+    """
+
+    is_capturable = True
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -89,6 +94,8 @@ class ThreadTensorParallel(TensorParallel):
 
     Sums are taken in order of rank, so every rank gets the same bits.
     """
+
+    is_capturable = False
 
     def __init__(self, rank: int, slots: list[Tensor | None], barrier: threading.Barrier) -> None:
         super().__init__(rank, len(slots))

@@ -122,6 +122,7 @@ class StageGraphs:
         self._kv = kv
         self._inputs = StaticInputs(limits, kv[0].k.shape[1])
         self._pool = torch.cuda.graph_pool_handle()
+        self._side = torch.cuda.Stream(limits.device)  # one for all: cuBLAS keeps a workspace per stream
         self._chunks = [self._capture(self._inputs.chunks(rows)) for rows in reversed(CHUNK_ROWS)][::-1]
         self._decodes = [self._capture(self._inputs.decodes(n)) for n in reversed(DECODE_SIZES)][::-1]
 
@@ -150,14 +151,13 @@ class StageGraphs:
         self._inputs.cu_query.fill_(rows)
         self._inputs.cu_query[0] = 0
         hidden, positions = self._inputs.hidden[:rows], self._inputs.positions[:, :rows]
-        side = torch.cuda.Stream(self._inputs.limits.device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             self._model.forward(hidden, positions, self._kv, replace(meta, plan=None))
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         captured = replace(meta, plan=None)
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
             output = self._model.forward(hidden, positions, self._kv, captured)
         return Graph(graph, captured, output)
 

@@ -114,9 +114,12 @@ def make_runner(
 def capture_graphs(
     plan: ModelPlan, model: Model, kv: KVCache, place: Placement, num_blocks: int
 ) -> StageGraphs | None:
-    """CUDA graphs of a rank's layers; None on a CPU, with --no-cuda-graphs, or where attention cannot."""
+    """CUDA graphs of a rank's layers.
+
+    None on a CPU, with --no-cuda-graphs, or where attention or the TP group cannot.
+    """
     backend = create_backend(plan.config.parallel.attention_backend, place, plan.config.cache.page_size)
-    wanted = plan.config.parallel.cuda_graphs and backend.is_capturable
+    wanted = plan.config.parallel.cuda_graphs and backend.is_capturable and place.tp.is_capturable
     if place.device.type != "cuda" or not wanted:
         return None
     longest = min(plan.max_model_len, num_blocks * plan.config.cache.page_size)

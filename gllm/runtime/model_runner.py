@@ -133,8 +133,11 @@ class ModelRunner:
         return self._run(delta, inputs, hidden)
 
     def close(self) -> None:
-        """Wait until the next stage has all that was sent to it."""
+        """Wait until the next stage has all that was sent to it. Graphs go: NCCL's groups wait for that."""
         self.place.link.close()
+        if self._graphs is not None:
+            torch.cuda.synchronize(self._device)
+            self._graphs = None
 
     def _prepare(self, delta: StageBatch) -> InputBatch:
         self._inputs.table.apply(delta.finished, delta.new, delta.grown)

@@ -106,9 +106,9 @@ class Rank:
         Worker(self.runner, self.inbox, self.recorder, self._on_result, self.encoder).run()
 
     def close(self) -> None:
-        """Leave the groups and deliver what is queued."""
-        self.parallel.close()
+        """Deliver what is queued and leave the groups."""
         self.post.close()
+        self.parallel.close()
 
     def _find_others(self) -> None:
         for rank, address in enumerate(self.parallel.inboxes(self.inbox_address)):
