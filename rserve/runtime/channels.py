@@ -108,7 +108,7 @@ def open_sender(end: ChannelEnd, spec: RankSpec, announce: Announce) -> Embeddin
     def open_wire() -> Wire:
         return join(find_store(), index, epoch, end.device)
 
-    return PointToPointSender(open_wire, announce, _leave)
+    return PointToPointSender(open_wire, announce, _leave, end.device)
 
 
 def _on_host(shape: ArenaShape) -> torch.Tensor:

@@ -64,7 +64,7 @@ class CudaIpcSender:
         self._memory = memory
         self._arena = arena
         self._announce = announce
-        self._thread = InOrder(on_broken)
+        self._thread = InOrder(on_broken, arena.device)
 
     def send(self, message: EmbeddingsSent, embeddings: Sequence[Tensor]) -> None:
         """Returns at once; the tensors must not change afterwards."""

@@ -3,6 +3,8 @@
 import traceback
 from collections.abc import Sequence
 
+import torch
+
 from gllm.core.step_spans import ItemWork
 from gllm.runtime.channels import Inbox
 from gllm.runtime.item_encoder import ItemEncoder
@@ -15,7 +17,10 @@ from rserve.runtime.messages import BatchFailed, EmbeddingsSent, EncodeRequest
 
 
 class EncoderWorker:
-    """Pixels in, embeddings out. A batch that can't be encoded ends its request, not the encoder."""
+    """Pixels in, embeddings out. A batch that can't be encoded ends its request, not the encoder.
+
+    A device that failed ends it.
+    """
 
     def __init__(
         self,
@@ -59,6 +64,8 @@ class EncoderWorker:
     def _serve(self, message: EncodeRequest, frames: Sequence[memoryview]) -> None:
         try:
             self._encode(message, frames)
+        except torch.AcceleratorError:
+            raise  # nothing works on this device any more: a new process starts with a new context
         except (RuntimeError, ValueError) as error:
             traceback.print_exc()
             self._to_api(BatchFailed(self._index, message.batch_id, one_line(error)))

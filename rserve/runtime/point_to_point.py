@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gllm.core.effects import Effect
-from rserve.runtime.in_order import InOrder
+from rserve.runtime.in_order import InOrder, work_on
 from rserve.runtime.messages import EmbeddingsSent, EncoderJoined, EncoderLost
 from rserve.runtime.shared_memory import Announce, Landing, hand_over
 from rserve.runtime.wires import Wire, await_encoder, receive_from_encoders
@@ -33,12 +33,16 @@ class PointToPointSender:
         open_wire: Callable[[], Wire],
         announce: Announce,
         on_broken: Callable[[RuntimeError], None],
+        device: torch.device,
     ) -> None:
-        """open_wire: joins the driver; on_broken: it can't be reached. All three are called in the thread."""
+        """open_wire: joins the driver; on_broken: it can't be reached. All three are called in the thread.
+
+        device: of the embeddings.
+        """
         self._announce = announce
         self._open_wire = open_wire
         self._wire: Wire | None = None
-        self._thread = InOrder(on_broken)
+        self._thread = InOrder(on_broken, device)
         self._thread.add(self._join)
 
     def send(self, message: EmbeddingsSent, embeddings: Sequence[Tensor]) -> None:
@@ -115,6 +119,7 @@ class _Lane:
         return EncoderLost(loss.encoder, tuple(dict.fromkeys([*loss.items, *owed])))
 
     def _run(self) -> None:
+        work_on(self._arena.device)
         try:
             wire = self._open_wire(self._is_over)
         except RuntimeError as error:

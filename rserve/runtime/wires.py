@@ -30,6 +30,7 @@ DRIVER, ENCODER = 0, 1
 NO_TAG = 0
 ARRIVED, DRIVER_GPU = "arrived", "gpu of the driver"
 POLL_S = 1e-4
+_SETTING = threading.Lock()
 SETTLE_S = 0.5
 """Bytes of a dead encoder that are under way on the network arrive within this time, or never."""
 
@@ -163,22 +164,27 @@ def _open(
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = TIMEOUT
     with _without_watchdog():
-        return NcclWire(dist.ProcessGroupNCCL(store, rank, 2, options), device)
+        group = dist.ProcessGroupNCCL(store, rank, 2, options)
+    return NcclWire(group, device)
 
 
 @contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """Groups made meanwhile do not end the process when a peer is lost; others keep what was set."""
+    """Groups made meanwhile do not end the process when a peer is lost; others keep what was set.
+
+    One thread at a time: the setting is the process's.
+    """
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    with _SETTING:
+        before = os.environ.get(name)
+        os.environ[name] = "0"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream | None:

@@ -100,7 +100,7 @@ class PointToPointEnds:
             store = dist.TCPStore("127.0.0.1", self.port, None, False, STORE_TIMEOUT, wait_for_workers=False)
             return join(store, encoder, epoch, self.encoder_device)
 
-        return PointToPointSender(open_wire, announce, self.broken.append)
+        return PointToPointSender(open_wire, announce, self.broken.append, self.encoder_device)
 
     def close(self) -> None:
         self.receiver.close()

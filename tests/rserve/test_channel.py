@@ -224,7 +224,7 @@ def test_an_encoder_that_cannot_reach_the_driver_says_so():
     def refuse() -> Wire:
         raise RuntimeError("connection reset")
 
-    sender = PointToPointSender(refuse, lambda message: None, broken.append)
+    sender = PointToPointSender(refuse, lambda message: None, broken.append, torch.device("cpu"))
     sender.close()
     assert [str(error) for error in broken] == ["connection reset"]
 
