@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from gllm.core.budget import Budget, ChunkedPrefill, TokenThrottling
 
+ENCODE_TOKENS = 16384
+
 
 @dataclass(frozen=True, slots=True)
 class CoreConfig:
@@ -27,7 +29,7 @@ class CoreConfig:
     iterp: int = 8
     kvthresh: float = 0.05
     prefix_caching: bool = False
-    encode_tokens: int = 16384
+    encode_tokens: int = ENCODE_TOKENS
     embedding_tokens: int = 65536
     watermark: float = 0.25
 

@@ -33,9 +33,14 @@ class SampledRows:
     @classmethod
     def of(cls, meta: AttentionMetadata, chunks: Sequence[int]) -> SampledRows:
         """The last rows of these chunks, in this order."""
-        ends = list(accumulate(meta.query_lens))
-        index = torch.tensor([ends[chunk] - 1 for chunk in chunks], dtype=torch.int64)
-        return cls(index.to(meta.seq_kv.device, non_blocking=True), meta.last_tokens(chunks))
+        return cls(last_rows(meta, chunks), meta.last_tokens(chunks))
+
+
+def last_rows(meta: AttentionMetadata, chunks: Sequence[int]) -> Tensor:
+    """int64 [n]: where in the micro-batch the last rows of these chunks are."""
+    ends = list(accumulate(meta.query_lens))
+    index = torch.tensor([ends[chunk] - 1 for chunk in chunks], dtype=torch.int64)
+    return index.to(meta.seq_kv.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)

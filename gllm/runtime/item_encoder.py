@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gllm.layers.comm import TensorParallel
+from gllm.runtime.staging import Staging
 
 Grid = tuple[int, int, int]
 Pixels = NDArray[np.uint8]
@@ -55,10 +56,14 @@ class ItemEncoder:
         self._tower = tower
         self._cut = cut
         self._place = place
+        self._staging = Staging(place.device)
 
     def encode(self, pixels: Sequence[Pixels], grids: Sequence[Grid]) -> list[Tensor]:
-        """uint8 [H, W, 3] (or [F, H, W, 3]) -> one [tokens, H] for each item. On the group's first rank."""
-        pictures = [torch.from_numpy(picture).to(self._place.device) for picture in pixels]
+        """uint8 [H, W, 3] (or [F, H, W, 3]) -> one [tokens, H] for each item. On the group's first rank.
+
+        On a GPU it does not wait: what comes back is computed in the order of the current stream.
+        """
+        pictures = self._staging(pixels)
         if self._place.tp.size > 1:
             self._place.tp.broadcast(torch.cat([picture.flatten() for picture in pictures]))
         return self._run(pictures, grids)

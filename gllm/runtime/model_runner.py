@@ -12,7 +12,7 @@ from gllm.core.batch import BatchResult, MicroBatch
 from gllm.layers.attention.metadata import AttentionMetadata
 from gllm.layers.comm import TensorParallel
 from gllm.layers.kv_cache import KVCache, LayerKV
-from gllm.models.qwen2_layer import SampledRows
+from gllm.models.qwen2_layer import SampledRows, last_rows
 from gllm.runtime.cuda_graphs import StageGraphs
 from gllm.runtime.embedding_rows import EmbeddingRows
 from gllm.runtime.input_batch import InputBatch, InputBuilder
@@ -155,10 +155,11 @@ class ModelRunner:
                 hidden = self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta)
             self.place.link.send(hidden)
             return None
-        rows = SampledRows.of(inputs.meta, [choice.chunk_index for choice in delta.samples])
+        sampled = [choice.chunk_index for choice in delta.samples]
         if replayed is not None:
-            hidden = replayed[rows.index]
+            hidden = replayed[last_rows(inputs.meta, sampled)]
         else:
+            rows = SampledRows.of(inputs.meta, sampled)
             hidden = self._model.forward(hidden, inputs.positions, self._kv.layers, inputs.meta, rows)
         logits = self._model.logits(hidden) if delta.samples else None
         if self._sampler is None:

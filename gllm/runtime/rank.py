@@ -127,7 +127,7 @@ class Rank:
     def _affordable_blocks(self, model: Model, num_local: int) -> int:
         layers = self.plan.kv_layers(self.layout.stage, self.parallel.tp)
         if self.device.type == "cuda":
-            used, total = peak_gpu_bytes(self.plan, model, self.place)
+            used, total = peak_gpu_bytes(self.plan, model, self.place, self.encoder)
             return blocks_on_gpu(self.config.cache, layers, used, total)
         self.parallel.smallest(0)  # all weights are loaded when memory is measured
         free = free_cpu_bytes() // num_local
