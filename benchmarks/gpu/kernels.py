@@ -92,7 +92,7 @@ def check_kernels(report: Report, device: torch.device) -> None:
     chunks = [(1, 700), (1, 33), (300, 1000), (129, 129), (2, 65)] if large else [(1, 33), (5, 21), (18, 18)]
     for dtype, limit in LIMITS.items():
         for heads in (Heads(7, 1, 128), Heads(4, 2, 64), Heads(2, 2, 80)) if large else (Heads(4, 2, 64),):
-            for page in (16, 64, 256) if large else (16,):
+            for page in (16, 64, 256) if large and dtype is not torch.float32 else (16,):
                 case = Paged.random(chunks, page, heads, dtype, device)
                 out = create_backend("triton", Placement(dtype, device), page).forward(
                     case.q, case.kv, case.meta
