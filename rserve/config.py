@@ -33,12 +33,12 @@ class EpdConfig:
         choices=("auto", "shm", "cuda-ipc", "p2p", "nixl"),
         flags=("--channel",),
     )
-    encoder_restarts: int = option(3, "times a lost encoder is started again", low=0)
+    encoder_restarts: int = option(3, "times a lost encoder is started again within ten minutes", low=0)
     encoder_fallback: str = option(
         "fail", "without encoders: stage 0 encodes, or requests with images fail", choices=("driver", "fail")
     )
     encoder_timeout: float = option(
-        60.0, "seconds for one encoder batch before its encoder is killed", low=0.1
+        60.0, "seconds in which an encoder does not finish a layer before it is killed", low=0.1
     )
 
 

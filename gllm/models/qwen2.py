@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,14 +16,17 @@ from gllm.layers.placement import Placement
 from gllm.layers.rotary import RotaryTable
 from gllm.layers.weights import CheckpointWeight
 from gllm.models.qwen2_layer import DecoderLayer, LayerStep, SampledRows
-from gllm.models.stage import StageSpec
+from gllm.models.stage import StageSpec, no_news
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
 
 class Qwen2Model(nn.Module):
-    """One stage: embedding (first), its decoder layers, final norm and head (last)."""
+    """One stage: embedding (first), its decoder layers, final norm and head (last).
+
+    on_progress: called after each layer.
+    """
 
     def __init__(
         self, shape: TextShape, stage: StageSpec, place: Placement, backend: AttentionBackend
@@ -31,6 +34,7 @@ class Qwen2Model(nn.Module):
         super().__init__()
         shape.check_tensor_parallel(place.tp.size)
         self.stage = stage
+        self.on_progress: Callable[[], None] = no_news
         self.rotary = RotaryTable(shape.head_dim, shape.rope_theta, shape.mrope_section, place.device)
         self.layers = nn.ModuleList(DecoderLayer(shape, place, backend) for _ in stage.layers)
         self.embedding: VocabParallelEmbedding | None = None
@@ -74,6 +78,7 @@ class Qwen2Model(nn.Module):
                 layer.store(added, residual, LayerStep(rotary, layer_kv, meta, None))
                 return hidden[:0]
             added, residual = layer(added, residual, LayerStep(rotary, layer_kv, meta, selected))
+            self.on_progress()
         if self.norm is None:
             return added.add_(residual)
         return self.norm(added, residual)[0]

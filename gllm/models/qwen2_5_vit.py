@@ -5,7 +5,7 @@ Qwen2.5-VL technical report, section 2.1.1. Checkpoint names are those of the Hu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from gllm.layers.placement import Placement
 from gllm.layers.rotary import rotate_in_place
 from gllm.layers.vision_attention import Segments, vision_attention
 from gllm.layers.weights import CheckpointWeight, whole
+from gllm.models.stage import no_news
 from gllm.models.window import Grid, VisionLayout, VisionLayouts
 
 NORM_EPS = 1e-6  # not in the configuration file
@@ -163,7 +164,8 @@ class PatchMerger(nn.Module):
 class VisionTower(nn.Module):
     """The tower; its heads and MLPs are divided over the tensor-parallel ranks, which must call it together.
 
-    `attend` computes attention within segments. Raises ValueError where there are more ranks than heads.
+    `attend` computes attention within segments. on_progress: called after each block. Raises ValueError where
+    there are more ranks than heads.
     """
 
     def __init__(self, shape: VisionShape, place: Placement, attend: Attend = vision_attention) -> None:
@@ -171,6 +173,7 @@ class VisionTower(nn.Module):
         if place.tp.size > shape.num_heads:
             raise ValueError(f"tensor-parallel size {place.tp.size} is above {shape.num_heads} vision heads")
         self.shape = shape
+        self.on_progress: Callable[[], None] = no_news
         self.patch_embed = PatchEmbedding(shape, place)
         self.blocks = nn.ModuleList(VisionBlock(shape, place, attend) for _ in range(shape.depth))
         self.merger = PatchMerger(shape, place)
@@ -189,6 +192,7 @@ class VisionTower(nn.Module):
         for index, block in enumerate(self.blocks):
             segments = layout.frames if index in self.shape.fullatt_layers else layout.windows
             x, residual = block(x, residual, segments, layout)
+            self.on_progress()
         return self.merger(x, residual)[layout.inverse]
 
     def weights(self) -> Iterator[CheckpointWeight]:

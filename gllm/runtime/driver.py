@@ -28,6 +28,9 @@ from gllm.runtime.messages import (
 from gllm.runtime.recorder import REST_AFTER_MS
 from gllm.runtime.watchdog import Watchdog
 
+TELL_EVERY_S = 5.0
+"""A step that takes longer sends figures so often."""
+
 
 class EventSource(Protocol):
     """Another road by which events come to the core: pixels, embeddings."""
@@ -78,6 +81,8 @@ class Driver:
         self._watchdog = Watchdog(core)
         self._loads: dict[str, RankLoad] = {}
         self._stopping = False
+        self._told_at = time.monotonic()
+        executor.tell(self._still_works)
         self._handlers: dict[type, Callable[[Any], object]] = {
             AddRequest: lambda m: core.on_request(m.request),
             AbortRequest: lambda m: core.on_abort(m.request_id, m.reason),
@@ -158,8 +163,14 @@ class Driver:
             self._executor.rest()
             self._poller.poll()
 
+    def _still_works(self) -> None:
+        """Within a step: one that takes minutes is not a driver that hangs."""
+        if time.monotonic() - self._told_at >= TELL_EVERY_S:
+            self._send_stats()
+
     def _send_stats(self) -> None:
         """This rank's own load is in the next answer: whoever asks often never lets it come to rest."""
+        self._told_at = time.monotonic()
         self._executor.rest()
         values = self._core.stats()
         counters = {name: value for name, value in values.items() if name.endswith("_total")}

@@ -28,6 +28,10 @@ class Executor(Protocol):
         """Encode items of one request, whose MMItems are `items`, together; one payload for each."""
         ...
 
+    def tell(self, on_progress: Callable[[], None]) -> None:
+        """Have this called now and then while a step runs."""
+        ...
+
     def rest(self) -> None:
         """There is nothing to do for now, or somebody asks: report what this rank did."""
         ...

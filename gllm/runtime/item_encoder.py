@@ -1,7 +1,7 @@
 """Encodes items with the vision tower, whose layers the ranks of a TP group may share."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,9 @@ Pixels = NDArray[np.uint8]
 
 
 class VisionTower(Protocol):
-    """Patches of several items in, one embedding for each merged cell out."""
+    """Patches of several items in, one embedding for each merged cell out. on_progress: see `tell`."""
+
+    on_progress: Callable[[], None]
 
     def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
         """patches [N, patch_dim] -> embeddings [N / merge^2, H]."""
@@ -57,6 +59,10 @@ class ItemEncoder:
         self._cut = cut
         self._place = place
         self._staging = Staging(place.device)
+
+    def tell(self, on_progress: Callable[[], None]) -> None:
+        """Have this called after each block of the tower: a large item takes minutes on a CPU."""
+        self._tower.on_progress = on_progress
 
     def encode(self, pixels: Sequence[Pixels], grids: Sequence[Grid]) -> list[Tensor]:
         """uint8 [H, W, 3] (or [F, H, W, 3]) -> one [tokens, H] for each item. On the group's first rank.

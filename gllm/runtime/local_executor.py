@@ -68,6 +68,13 @@ class LocalExecutor:
             raise RuntimeError("the last stage gave no result")
         return result
 
+    def tell(self, on_progress: Callable[[], None]) -> None:
+        """Called after each layer of TP rank 0."""
+        for first, *_ in self._runners:
+            first.tell(on_progress)
+        for encoder in self._encoders[:1]:
+            encoder.tell(on_progress)
+
     def encode(self, batch: EncodeBatch, items: Sequence[MMItem]) -> list[Payload]:
         """Encode items whose pixels are in `pixels`."""
         pixels = self.pixels.take(batch.request_id, batch.items)

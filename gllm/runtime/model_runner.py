@@ -22,7 +22,12 @@ from gllm.runtime.token_sampler import LateTokens, TokenSampler
 
 
 class StageModel(Protocol):
-    """The layers of one pipeline stage, and embedding or head where this stage has them."""
+    """The layers of one pipeline stage, and embedding or head where this stage has them.
+
+    on_progress: called after each layer.
+    """
+
+    on_progress: Callable[[], None]
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids int64 [T] -> [T, H]; all TP ranks call it together."""
@@ -96,6 +101,10 @@ class ModelRunner:
         self._device = inputs.device
         self._graphs = graphs
         self._rows = EmbeddingRows(inputs.device)
+
+    def tell(self, on_progress: Callable[[], None]) -> None:
+        """Have this called after each layer."""
+        self._model.on_progress = on_progress
 
     @torch.inference_mode()
     def run_first(

@@ -56,6 +56,12 @@ class PipelineExecutor:
         self._encoder = encoder
         self._pixels = pixels
 
+    def tell(self, on_progress: Callable[[], None]) -> None:
+        """Have this called now and then while a step runs here."""
+        self._runner.tell(on_progress)
+        if self._encoder is not None:
+            self._encoder.tell(on_progress)
+
     def submit(
         self, batch: MicroBatch, tokens_of: Callable[[int], Sequence[int]], after_input: Callable[[], None]
     ) -> BatchResult | None:

@@ -11,6 +11,8 @@ from gllm.runtime.messages import RankReady
 
 LOG = logging.getLogger("rserve")
 START_TIMEOUT_S = 300.0
+WINDOW_S = 600.0
+"""What is longer ago does not count."""
 
 
 class EncoderHost(Protocol):
@@ -30,22 +32,24 @@ class EncoderHost(Protocol):
 
 @dataclass(slots=True)
 class EncoderState:
-    """One encoder rank. busy_since: when it began (or last finished) a batch while it has work.
+    """One encoder rank. busy_since: when it began, or got ahead with, a batch while it has work.
 
-    restarts: how often it was lost. starting_since: when its successor was started, until that is ready.
+    num_losses: how often it was lost; losses: when, within the last WINDOW_S. starting_since: when its
+    successor was started, until that is ready.
     """
 
     alive: bool = True
-    restarts: int = 0
+    num_losses: int = 0
+    losses: list[float] = field(default_factory=list)
     starting_since: float | None = None
     busy_since: float | None = None
     outstanding: set[int] = field(default_factory=set)
 
 
 class Encoders:
-    """Watches encoders and replaces lost ones, at most `max_restarts` times each.
+    """Watches encoders and replaces lost ones, each at most `max_restarts` times within WINDOW_S.
 
-    on_lost: called when an encoder is dead and reaped; on_hopeless: when none is left or will come.
+    on_lost: called when an encoder is dead and reaped, before its successor is started.
     """
 
     def __init__(self, host: EncoderHost, timeout_s: float, max_restarts: int) -> None:
@@ -59,14 +63,14 @@ class Encoders:
     @property
     def are_gone(self) -> bool:
         """True when no encoder lives and none is being started."""
-        return not any(s.alive or s.restarts <= self._max_restarts for s in self.states.values())
+        return not any(s.alive or s.starting_since is not None for s in self.states.values())
 
     def problems(self) -> list[str]:
         """What /health should say."""
         found = []
         for index, state in self.states.items():
             if not state.alive:
-                what = "is starting again" if state.restarts <= self._max_restarts else "is lost"
+                what = "is starting again" if state.starting_since is not None else "is lost"
                 found.append(f"encoder {index} {what}")
         return found
 
@@ -92,17 +96,29 @@ class Encoders:
         state.outstanding.discard(batch_id)
         state.busy_since = time.monotonic() if state.outstanding else None
 
+    def on_progress(self, index: int) -> None:
+        """An encoder has done a part of its batch."""
+        state = self.states[index]
+        if state.outstanding:
+            state.busy_since = time.monotonic()
+
     def kill_stalled(self) -> None:
-        """End encoders that have worked on one batch, or loaded, for too long. Call it now and then."""
+        """End encoders that have not got ahead, or loaded, for too long. Call it now and then.
+
+        Those that were lost too often are started again once that is WINDOW_S ago.
+        """
         now = time.monotonic()
         for index, state in self.states.items():
+            if not state.alive and state.starting_since is None and self._may_start(state, now):
+                state.starting_since = now
+                self._host.start_encoder(index)
             if state.starting_since is not None and now - state.starting_since > START_TIMEOUT_S:
                 LOG.error("encoder %d did not start within %g s: killing it", index, START_TIMEOUT_S)
-                state.starting_since = None
+                state.starting_since = now
                 self._host.kill_encoder(index)
             if state.alive and state.busy_since is not None and now - state.busy_since > self._timeout_s:
                 LOG.error(
-                    "encoder %d did not finish a batch within %g s (--encoder-timeout): killing it",
+                    "encoder %d did not get ahead with its batch for %g s (--encoder-timeout): killing it",
                     index,
                     self._timeout_s,
                 )
@@ -113,10 +129,26 @@ class Encoders:
         state = self.states[index]
         state.alive, state.busy_since, state.starting_since = False, None, None
         state.outstanding.clear()
-        state.restarts += 1
+        now = time.monotonic()
+        state.num_losses += 1
+        state.losses.append(now)
         LOG.error("encoder %d ended", index)
+        is_replaced = self._may_start(state, now)
+        state.starting_since = now if is_replaced else None
         self.on_lost(index)
-        if state.restarts <= self._max_restarts:
-            state.starting_since = time.monotonic()
+        if is_replaced:
             self._host.start_encoder(index)
+        elif self._max_restarts:
+            LOG.error(
+                "encoder %d ended more than %d times (--encoder-restarts) within %g s: it is started again "
+                "when that is over",
+                index,
+                self._max_restarts,
+                WINDOW_S,
+            )
         return True
+
+    def _may_start(self, state: EncoderState, now: float) -> bool:
+        """Whether a lost encoder was not lost too often."""
+        state.losses = [at for at in state.losses if now - at < WINDOW_S]
+        return self._max_restarts > 0 and len(state.losses) <= self._max_restarts

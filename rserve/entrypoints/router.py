@@ -20,13 +20,13 @@ from gllm.runtime.messages import CreditsShort, EncodingStarted, ItemHash, Pixel
 from rserve.core.dispatcher import Dispatch, Dispatcher
 from rserve.entrypoints.encoders import EncoderHost, Encoders
 from rserve.runtime.deployment import encoder_index, encoder_name
-from rserve.runtime.messages import BatchEncoded, BatchFailed, EncodeRequest, EncoderLost
+from rserve.runtime.messages import BatchEncoded, BatchFailed, EncodeRequest, EncoderLost, EncoderWorks
 
 Pixels = NDArray[np.uint8]
 CHECK_EVERY_S = 0.5
-RETRY_AFTER_S = 10
+RETRY_AFTER_S = 60
 MAX_LOSSES = 3
-NO_ENCODER = "no encoder is left to encode images: send text, or try again later"
+NO_ENCODER = "no encoder is left to encode images: send text, or try again in some minutes"
 BATCH_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -103,6 +103,8 @@ class EncoderRouter:
         match message:
             case BatchEncoded(encoder, batch_id):
                 self._on_encoded(encoder, batch_id)
+            case EncoderWorks(encoder):
+                self._encoders.on_progress(encoder)
             case ItemReleased(request_id, item, attempt):
                 self._dispatcher.on_released(request_id, item, attempt)
                 self._leave_gate(request_id, item)
@@ -147,7 +149,7 @@ class EncoderRouter:
             "embedding_rows_reserved": dispatcher.arena.capacity - dispatcher.arena.num_free,
             "encoders_alive": sum(state.alive for state in states),
         }
-        counters = {"encoder_losses": sum(state.restarts for state in states)}
+        counters = {"encoder_losses": sum(state.num_losses for state in states)}
         return RouterLoad(gauges, counters, {"encode_batch_tokens": self._sizes})
 
     # -- pixels ------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """An encoder rank: vision tower only; encodes what the dispatcher sends, in order, until Shutdown."""
 
+import time
 import traceback
 from collections.abc import Sequence
 
@@ -13,7 +14,9 @@ from gllm.runtime.pixel_inbox import as_pictures
 from gllm.runtime.rank_main import one_line
 from gllm.runtime.recorder import REST_AFTER_MS, Send, StepRecorder
 from rserve.runtime.embedding_channel import EmbeddingSender
-from rserve.runtime.messages import BatchFailed, EmbeddingsSent, EncodeRequest
+from rserve.runtime.messages import BatchFailed, EmbeddingsSent, EncodeRequest, EncoderWorks
+
+TELL_EVERY_S = 1.0
 
 
 class EncoderWorker:
@@ -30,7 +33,7 @@ class EncoderWorker:
         to_api: Send,
         identity: tuple[int, int, int],
     ) -> None:
-        """sender: tells driver and API server of each batch. to_api: for batches that failed.
+        """sender: tells driver and API server of each batch. to_api: for batches that failed or take long.
 
         identity: this encoder's number, its epoch, and the patch size of its pixels.
         """
@@ -39,6 +42,8 @@ class EncoderWorker:
         self._recorder = recorder
         self._to_api = to_api
         self._index, self._epoch, self._patch_size = identity
+        self._told_at = time.monotonic()
+        encoder.tell(self._still_works)
 
     def run(self, inbox: Inbox) -> None:
         """Until Shutdown."""
@@ -60,6 +65,11 @@ class EncoderWorker:
             self._recorder.rest()
             received = inbox.receive_frames()
         return received
+
+    def _still_works(self) -> None:
+        if (now := time.monotonic()) - self._told_at >= TELL_EVERY_S:
+            self._told_at = now
+            self._to_api(EncoderWorks(self._index))
 
     def _serve(self, message: EncodeRequest, frames: Sequence[memoryview]) -> None:
         try:

@@ -50,6 +50,13 @@ class BatchEncoded:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderWorks:
+    """Encoder -> API server, now and then within a batch: it has done one more part of it."""
+
+    encoder: int
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFailed:
     """Encoder -> API server: a batch can't be encoded; its request ends."""
 
@@ -74,7 +81,15 @@ class EncoderLost:
     items: tuple[tuple[str, int, int], ...]
 
 
-EPD_TYPES = (EncodeRequest, EmbeddingsSent, BatchEncoded, BatchFailed, EncoderJoined, EncoderLost)
+EPD_TYPES = (
+    EncodeRequest,
+    EmbeddingsSent,
+    BatchEncoded,
+    EncoderWorks,
+    BatchFailed,
+    EncoderJoined,
+    EncoderLost,
+)
 
 
 def epd_codec() -> Codec:

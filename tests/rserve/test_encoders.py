@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from rserve.entrypoints.encoders import START_TIMEOUT_S, Encoders
+from rserve.entrypoints.encoders import START_TIMEOUT_S, WINDOW_S, Encoders
 
 
 class Host:
@@ -64,6 +64,39 @@ def test_a_lost_encoder_is_started_again_until_its_restarts_are_used_up():
     assert host.on_encoder_exit(0)
     assert host.started == [0] and encoders.problems() == ["encoder 0 is lost"]
     assert encoders.are_gone and lost == [0, 0]
+    encoders.kill_stalled()
+    assert host.started == [0]
+
+
+def test_what_was_lost_too_often_comes_back_when_that_is_long_ago():
+    host, encoders = watched(restarts=1, num_encoders=1)
+    host.on_encoder_exit(0)
+    encoders.on_ready(0)
+    host.on_encoder_exit(0)
+    assert encoders.are_gone
+    encoders.states[0].losses = [at - WINDOW_S for at in encoders.states[0].losses]
+    encoders.kill_stalled()
+    encoders.kill_stalled()
+    assert host.started == [0, 0] and not encoders.are_gone
+    assert encoders.problems() == ["encoder 0 is starting again"]
+    assert encoders.states[0].num_losses == 2
+
+
+def test_with_no_restarts_allowed_a_lost_encoder_stays_lost():
+    host, encoders = watched(restarts=0, num_encoders=1)
+    host.on_encoder_exit(0)
+    encoders.kill_stalled()
+    assert host.started == [] and encoders.are_gone
+
+
+def test_an_encoder_that_gets_ahead_with_a_large_item_is_not_stalled():
+    host, encoders = watched(timeout_s=10.0)
+    encoders.on_dispatched(0, batch_id=1)
+    encoders.states[0].busy_since = time.monotonic() - 11
+    encoders.on_progress(0)
+    encoders.on_progress(1)
+    encoders.kill_stalled()
+    assert not host.killed and encoders.states[1].busy_since is None
 
 
 def test_a_second_word_of_readiness_changes_nothing():

@@ -152,7 +152,7 @@ async def test_a_request_that_kills_encoders_does_not_take_them_all():
         world.ask(images("poison", 4))
         await world.until(lambda: "poison" in world.ended)
         assert world.ended["poison"] == 503
-        assert world.encoders.states[0].restarts == 3
+        assert world.encoders.states[0].num_losses == 3
         await world.until(lambda: not world.router._requests)
         await asyncio.sleep(0.01)
         world.check_empty()

@@ -12,6 +12,7 @@ from gllm.core.effects import Effect, ItemReleased, RequestFailed, RequestFinish
 from gllm.core.engine_core import EngineCore
 from gllm.core.request import MMItem, Request, SamplingParams
 from gllm.core.stage_encoder import StageEncoder
+from gllm.runtime import driver
 from gllm.runtime.channels import Inbox
 from gllm.runtime.codec import Codec
 from gllm.runtime.driver import Driver, MoreEvents
@@ -48,6 +49,9 @@ class FakeExecutor:
     def encode(self, batch: EncodeBatch, items: Sequence[MMItem]) -> list[Payload]:
         self.encodes.append(batch)
         return [range(item.num_tokens) for item in items]
+
+    def tell(self, on_progress: Callable[[], None]) -> None:
+        self.on_progress = on_progress
 
     def rest(self) -> None:
         self.rested.set()
@@ -151,6 +155,28 @@ def test_who_asks_for_counters_more_often_than_the_driver_rests_gets_new_ones(se
     served.tell(GetStats())
     served.hear(Stats)
     assert served.executor.rested.is_set()
+
+
+class SlowExecutor(FakeExecutor):
+    """Tells of its progress before it is done."""
+
+    def submit(
+        self, batch: MicroBatch, tokens_of: Callable[[int], Sequence[int]], after_input: Callable[[], None]
+    ) -> BatchResult | None:
+        self.on_progress()
+        return super().submit(batch, tokens_of, after_input)
+
+
+@pytest.mark.parametrize(("every_s", "tells"), [(0.0, True), (1e9, False)])
+def test_a_long_step_sends_counters_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, tells: bool
+):
+    monkeypatch.setattr(driver, "TELL_EVERY_S", every_s)
+    served = Served(tmp_path, SlowExecutor())
+    served.tell(AddRequest(text("a", max_tokens=1)))
+    first = served.api.receive(20_000)
+    assert isinstance(first, Stats) == tells
+    served.close()
 
 
 def test_results_of_the_last_stage_come_as_messages(tmp_path: Path):
