@@ -11,6 +11,8 @@ from gllm.runtime.messages import RankReady
 
 LOG = logging.getLogger("rserve")
 START_TIMEOUT_S = 300.0
+LARGE_ITEM = 4096
+"""Tokens of an item, above which a layer may take longer than the timeout."""
 WINDOW_S = 600.0
 """What is longer ago does not count."""
 
@@ -35,7 +37,7 @@ class EncoderState:
     """One encoder rank. busy_since: when it began, or got ahead with, a batch while it has work.
 
     num_losses: how often it was lost; losses: when, within the last WINDOW_S. starting_since: when its
-    successor was started, until that is ready.
+    successor was started, until that is ready. outstanding: tokens of the largest item, by batch, in order.
     """
 
     alive: bool = True
@@ -43,7 +45,7 @@ class EncoderState:
     losses: list[float] = field(default_factory=list)
     starting_since: float | None = None
     busy_since: float | None = None
-    outstanding: set[int] = field(default_factory=set)
+    outstanding: dict[int, int] = field(default_factory=dict)
 
 
 class Encoders:
@@ -83,17 +85,17 @@ class Encoders:
         LOG.warning("encoder %d works again", index)
         return True
 
-    def on_dispatched(self, index: int, batch_id: int) -> None:
-        """An encoder got a batch."""
+    def on_dispatched(self, index: int, batch_id: int, largest: int) -> None:
+        """An encoder got a batch. largest: tokens of its largest item."""
         state = self.states[index]
         if not state.outstanding:
             state.busy_since = time.monotonic()
-        state.outstanding.add(batch_id)
+        state.outstanding[batch_id] = largest
 
     def on_done(self, index: int, batch_id: int) -> None:
         """An encoder finished a batch; the next one's time begins."""
         state = self.states[index]
-        state.outstanding.discard(batch_id)
+        state.outstanding.pop(batch_id, None)
         state.busy_since = time.monotonic() if state.outstanding else None
 
     def on_progress(self, index: int) -> None:
@@ -116,11 +118,12 @@ class Encoders:
                 LOG.error("encoder %d did not start within %g s: killing it", index, START_TIMEOUT_S)
                 state.starting_since = now
                 self._host.kill_encoder(index)
-            if state.alive and state.busy_since is not None and now - state.busy_since > self._timeout_s:
+            limit = self._limit(state)
+            if state.alive and state.busy_since is not None and now - state.busy_since > limit:
                 LOG.error(
-                    "encoder %d did not get ahead with its batch for %g s (--encoder-timeout): killing it",
+                    "encoder %d did not get ahead with its batch for %.0f s (--encoder-timeout): killing it",
                     index,
-                    self._timeout_s,
+                    limit,
                 )
                 state.busy_since = None
                 self._host.kill_encoder(index)
@@ -147,6 +150,11 @@ class Encoders:
                 WINDOW_S,
             )
         return True
+
+    def _limit(self, state: EncoderState) -> float:
+        """Seconds for a layer: attention over an item takes time with the square of its tokens."""
+        largest = next(iter(state.outstanding.values()), 0)
+        return self._timeout_s * max(1.0, (largest / LARGE_ITEM) ** 2)
 
     def _may_start(self, state: EncoderState, now: float) -> bool:
         """Whether a lost encoder was not lost too often."""

@@ -238,7 +238,7 @@ class EncoderRouter:
         frames = [routed.pixels[index].data for index in dispatch.items]
         self._host.outbox(encoder_name(dispatch.encoder)).send(message, frames)
         self._batches[dispatch.batch_id] = dispatch
-        self._encoders.on_dispatched(dispatch.encoder, dispatch.batch_id)
+        self._encoders.on_dispatched(dispatch.encoder, dispatch.batch_id, max(message.counts))
         if dispatch.is_first:
             self._port.send(EncodingStarted(dispatch.request_id))
 

@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+import pytest
+
 from rserve.entrypoints.encoders import START_TIMEOUT_S, WINDOW_S, Encoders
 
 
@@ -32,18 +34,29 @@ def watched(timeout_s: float = 60.0, restarts: int = 1, num_encoders: int = 2) -
 
 def test_only_an_encoder_that_is_too_long_on_one_batch_is_killed():
     host, encoders = watched(timeout_s=10.0)
-    encoders.on_dispatched(0, batch_id=1)
-    encoders.on_dispatched(1, batch_id=2)
+    encoders.on_dispatched(0, 1, largest=64)
+    encoders.on_dispatched(1, 2, largest=64)
     encoders.states[0].busy_since = time.monotonic() - 11
     encoders.kill_stalled()
     encoders.kill_stalled()
     assert host.killed == [0]
 
 
+@pytest.mark.parametrize(("largest", "seconds"), [(4096, 10), (8192, 40), (16384, 160)])
+def test_a_large_item_has_longer_for_a_layer(largest: int, seconds: float):
+    host, encoders = watched(timeout_s=10.0)
+    encoders.on_dispatched(0, 1, largest)
+    encoders.on_dispatched(0, 2, largest=10**6)
+    for late, killed in ((-1, []), (1, [0])):
+        encoders.states[0].busy_since = time.monotonic() - seconds - late
+        encoders.kill_stalled()
+        assert host.killed == killed
+
+
 def test_each_finished_batch_gives_the_next_one_its_whole_time():
     host, encoders = watched(timeout_s=10.0)
-    encoders.on_dispatched(0, batch_id=1)
-    encoders.on_dispatched(0, batch_id=2)
+    encoders.on_dispatched(0, 1, largest=64)
+    encoders.on_dispatched(0, 2, largest=64)
     encoders.states[0].busy_since = time.monotonic() - 11
     encoders.on_done(0, batch_id=1)
     encoders.kill_stalled()
@@ -91,7 +104,7 @@ def test_with_no_restarts_allowed_a_lost_encoder_stays_lost():
 
 def test_an_encoder_that_gets_ahead_with_a_large_item_is_not_stalled():
     host, encoders = watched(timeout_s=10.0)
-    encoders.on_dispatched(0, batch_id=1)
+    encoders.on_dispatched(0, 1, largest=64)
     encoders.states[0].busy_since = time.monotonic() - 11
     encoders.on_progress(0)
     encoders.on_progress(1)
