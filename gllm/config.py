@@ -10,6 +10,7 @@ import json
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -293,17 +294,17 @@ def engine_config(args: argparse.Namespace, cls: type[Config] = EngineConfig) ->
     return config
 
 
-def engine_config_of(values: Mapping[str, Any]) -> EngineConfig:
+def engine_config_of(values: Mapping[str, Any], cls: type[Config] = EngineConfig) -> Config:
     """The configuration with these fields, by name and whatever their group; the others keep their defaults.
 
     Raises ConfigError for unknown names and for values that cannot work.
     """
-    groups = typing.get_type_hints(EngineConfig)
+    groups = typing.get_type_hints(cls)
     known = {f.name for group in groups.values() for f in dataclasses.fields(group)}
     unknown = sorted(set(values) - known)
     if unknown:
         raise ConfigError(f"unknown option {unknown[0]!r}: use one of {', '.join(sorted(known))}")
-    return engine_config(argparse.Namespace(**values))
+    return engine_config(argparse.Namespace(**values), cls)
 
 
 def check_together(config: EngineConfig) -> None:
@@ -321,8 +322,25 @@ def check_together(config: EngineConfig) -> None:
         _check_ray(parallel)
     if (server.ssl_keyfile is None) != (server.ssl_certfile is None):
         raise ConfigError("--ssl-keyfile and --ssl-certfile: give both or neither")
+    _check_files(config)
     if config.scheduler.minp > config.scheduler.maxp:
         raise ConfigError(f"--minp {config.scheduler.minp}: must be at most --maxp {config.scheduler.maxp}")
+
+
+def _check_files(config: EngineConfig) -> None:
+    """What the server would miss only when it is asked, or when it ends."""
+    server, media = config.server, config.media
+    if server.api_key == "":
+        raise ConfigError("--api-key: is empty, which no request can send; leave the flag out for none")
+    if config.parallel.launch_mode == "slave":
+        return
+    for flag, path in (("--ssl-keyfile", server.ssl_keyfile), ("--ssl-certfile", server.ssl_certfile)):
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{flag} {path}: there is no such file")
+    if media.allowed_media_path is not None and not Path(media.allowed_media_path).is_dir():
+        raise ConfigError(f"--allowed-media-path {media.allowed_media_path}: there is no such folder")
+    if server.trace is not None and not Path(server.trace).absolute().parent.is_dir():
+        raise ConfigError(f"--trace {server.trace}: its folder does not exist")
 
 
 def _check_ray(parallel: ParallelConfig) -> None:

@@ -73,6 +73,9 @@ def draw_traces(
     end = min(window.end, max(trace.end for _, trace in loaded))
     if end <= window.start:
         raise ValueError(f"nothing happens from {window.start:g} s on: the trace ends at {end:g} s")
+    loaded = [(label, trace.within(window.start, end)) for label, trace in loaded]
+    if not any(trace.bars or trace.lives for _, trace in loaded):
+        raise ValueError(f"nothing happens between {window.start:g} s and {end:g} s")
     most_rows = max(len(_rows(trace)) for _, trace in loaded)
     figure, axes = style.new_figure(1, rows=len(loaded), height=0.75 + 0.24 * most_rows)
     figure.set_figwidth(style.DOUBLE)
@@ -236,7 +239,7 @@ def main(argv: list[str] | None = None, prog: str = "timeline") -> int:
         print(f"{prog}: {error}", file=sys.stderr)
         return 1
     print("\n".join(map(str, paths)))
-    print(busy_table(trace))
+    print(busy_table(trace.within(args.start, args.end)))
     return 0
 
 

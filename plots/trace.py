@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,31 @@ class Trace:
         seen += [(bar.start, request) for bar in self.bars for request in bar.requests]
         return list(dict.fromkeys(request for _, request in sorted(seen)))
 
+    def within(self, start: float, end: float) -> Trace:
+        """What of it lies between two times; bars and lives that reach out are cut there."""
+        bars = [
+            replace(bar, start=max(bar.start, start), duration=min(bar.end, end) - max(bar.start, start))
+            for bar in self.bars
+            if bar.start < end and bar.end > start
+        ]
+        lives = [
+            Life(
+                life.request,
+                max(life.start, start),
+                min(life.end, end),
+                {name: at for name, at in life.moments.items() if start <= at <= end},
+            )
+            for life in self.lives
+            if life.start < end and life.end > start
+        ]
+        return Trace(bars, self.ranks, lives)
+
     def busy_share(self, rank: str) -> float:
         """The part of the time in which there are requests (else of all time) that a rank works."""
-        alive = covered((life.start, life.end) for life in self.lives) or self.end
+        if not self.bars:
+            return 0.0
+        first = min(bar.start for bar in self.bars)
+        alive = covered((life.start, life.end) for life in self.lives) or self.end - first
         work = [(bar.start, bar.end) for bar in self.bars if bar.rank == rank and bar.kind in WORK]
         return covered(work) / alive if alive else 0.0
 
@@ -78,7 +100,10 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 def load(path: str | Path) -> Trace:
     """Read a trace. Raises ValueError when it holds no complete event."""
-    events = json.loads(Path(path).read_text(encoding="utf-8"))
+    try:
+        events = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no trace, but should be what --trace wrote: {error}") from None
     events = events["traceEvents"] if type(events) is dict else events
     names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
     if not any(event["ph"] == "X" for event in events):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gllm import __version__
+from gllm.command_line import Parser
 
 Run = Callable[[list[str]], int]
 """From the arguments behind the command's name to an exit code."""
@@ -41,7 +42,7 @@ def serve_parser() -> argparse.ArgumentParser:
     from gllm.config import add_engine_flags
     from rserve.config import RServeConfig
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rserve serve",
         description="Serve a model behind an OpenAI-compatible HTTP API.",
         allow_abbrev=False,
@@ -61,7 +62,7 @@ def bench(argv: list[str]) -> int:
     """Send a workload to a running server and measure it."""
     from benchmarks.client.cli import main as run_client
 
-    return run_client(argv)
+    return run_client(argv, "rserve bench")
 
 
 def calibrate(argv: list[str]) -> int:
@@ -84,7 +85,7 @@ def simulation(name: str) -> Run:
     def run(argv: list[str]) -> int:
         from rserve.sim.cli import add_parsers
 
-        parser = argparse.ArgumentParser(prog="rserve", allow_abbrev=False)
+        parser = Parser(prog="rserve", allow_abbrev=False)
         add_parsers(parser.add_subparsers(dest="command", required=True))
         args = parser.parse_args([name, *argv])
         return int(args.run(args))
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of one command."""
     words = list(sys.argv[1:] if argv is None else argv)
     listing = "\n".join(f"  {name:10} {command.about}" for name, command in COMMANDS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rserve",
         usage="rserve COMMAND ... (rserve COMMAND --help tells its flags)",
         description=f"Serves large multimodal models.\n\ncommands:\n{listing}",

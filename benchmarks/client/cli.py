@@ -15,16 +15,17 @@ from benchmarks.client.line import detail_fields, result_line
 from benchmarks.client.metrics import SLO_METRICS
 from benchmarks.client.report import format_report
 from benchmarks.client.run import BenchResult, BenchSpec, run_benchmark
+from gllm.command_line import Parser, at_least
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, prog: str = "bench_serving") -> int:
     """Run at every rate. Returns 0 when every request succeeded, 1 when some failed, 2 for a wrong call."""
-    args = build_parser().parse_args(argv)
+    args = build_parser(prog).parse_args(argv)
     try:
         specs, workload = _specs(args)
         failed = [_run(spec, workload, args) for spec in specs]
     except (ValueError, ConnectionError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"{prog}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -32,11 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(failed) else 0
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(prog: str = "bench_serving") -> argparse.ArgumentParser:
     """All flags; defaults are SGLang's."""
-    parser = argparse.ArgumentParser(
-        prog="bench_serving", description="Open-loop benchmark of an OpenAI-compatible server."
-    )
+    parser = Parser(prog=prog, description="Open-loop benchmark of an OpenAI-compatible server.")
     _add_server_flags(parser.add_argument_group("server"))
     _add_load_flags(parser.add_argument_group("load"))
     _add_dataset_flags(parser.add_argument_group("data set"))
@@ -74,7 +73,7 @@ def _add_load_flags(group: Any) -> None:
         "--request-rate", type=float, nargs="+", default=[float("inf")], metavar="RATE",
         help="requests per second, Poisson; inf sends all at once; several are run one after another",
     )  # fmt: skip
-    group.add_argument("--max-concurrency", type=int, help="most requests at the server at a time")
+    group.add_argument("--max-concurrency", type=at_least(1), help="most requests at the server at a time")
     group.add_argument("--seed", type=int, default=1, help="of arrivals and data (default %(default)s)")
     group.add_argument(
         "--warmup-requests", type=int, default=1, help="sent before the clock runs (default %(default)s)"
@@ -85,7 +84,9 @@ def _add_load_flags(group: Any) -> None:
 def _add_dataset_flags(group: Any) -> None:
     group.add_argument("--dataset-name", choices=DATASETS, default="random", help="default %(default)s")
     group.add_argument("--dataset-path", default="", help="parquet folder, JSON-lines file or Hub name")
-    group.add_argument("--image-count", type=int, default=1, help="images in a request (default %(default)s)")
+    group.add_argument(
+        "--image-count", type=at_least(0), default=1, help="images in a request (default %(default)s)"
+    )
     group.add_argument(
         "--image-resolution",
         help="image: 4k, 1080p, 720p, 360p or HEIGHTxWIDTH (default 1080p); "
@@ -193,7 +194,10 @@ def _slo(text: str) -> tuple[str, float]:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected NAME:MS with NAME one of {', '.join(SLO_METRICS)}"
         )
-    return name, float(limit)
+    try:
+        return name, float(limit)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME:MS, such as ttft:1400") from None
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from gllm.command_line import Parser
 from gllm.config import ConfigError, EngineConfig, add_engine_flags, engine_config
 from gllm.entrypoints.serve import serve
 
@@ -12,7 +13,7 @@ ANY_HOST = "0.0.0.0"
 
 def make_parser() -> argparse.ArgumentParser:
     """gLLM's flags with its defaults: it listens on all addresses."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m gllm.entrypoints.api_server",
         description="Serve a model behind an OpenAI-compatible HTTP API.",
         allow_abbrev=False,

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from gllm.config import engine_config_of
+from gllm.config import ConfigError, EngineConfig, engine_config_of
 from gllm.core.batch import TokenLogprobs
 from gllm.entrypoints.checkpoint_facts import CheckpointFacts
 from gllm.entrypoints.engine_client import ClientLimits, EngineClient, TokenEvent
@@ -52,15 +52,19 @@ class RequestOutput:
 class LLM:
     """A model with its processes; use it in a `with` block, or call close().
 
-    options: any flag of the server by its name with underscores (pp=2, kv_cache_gib=0.5). scheme: who encodes
-    images, as the server's --scheme does it.
+    options: any flag of the server by its name with underscores (pp=2, kv_cache_gib=0.5). Stage 0 encodes
+    images; `rserve.LLM` also has the other schemes.
     """
 
-    def __init__(self, model: str = "tiny", scheme: Scheme = GLLM, **options: Any) -> None:
+    def __init__(self, model: str = "tiny", **options: Any) -> None:
         """Raises ConfigError for a wrong option, LaunchError when the model cannot be loaded."""
-        self._config = engine_config_of({"model": model, **options})
+        self._begin(engine_config_of({"model": model, **options}), GLLM)
+
+    def _begin(self, config: EngineConfig, scheme: Scheme) -> None:
+        """Start the processes and wait until they are ready."""
+        self._config = config
         self._scheme = scheme
-        folder = resolve_model(model)
+        folder = resolve_model(config.model.model)
         facts = CheckpointFacts.read(folder)
         scheme.check_memory(self._config)
         self._deployment = scheme.make_deployment(self._config)
@@ -88,6 +92,7 @@ class LLM:
         An image part is {"type": "image", "image": a PIL image, a path or a URL}. Raises ApiError or BadInput
         for what the server would refuse; the other conversations of the call are cancelled then.
         """
+        self._check_open()
         conversations = [messages] if messages and messages[0].__class__ is dict else messages
         serving = ChatServing(self._engine, self._processor, self.model)
         starts = []
@@ -105,6 +110,7 @@ class LLM:
 
         fields are those of /v1/completions. Raises as chat() does.
         """
+        self._check_open()
         serving = CompletionServing(self._engine, self._processor, self.model)
         starts = []
         for prompt in [prompts] if prompts.__class__ is str else prompts:
@@ -128,6 +134,10 @@ class LLM:
             self._loop.call(self._processor.close())
             self._loop.stop()
             self._deployment.stop()
+
+    def _check_open(self) -> None:
+        if not self._loop.is_running:
+            raise ConfigError("this LLM is closed: make a new one")
 
     def __enter__(self) -> Self:
         return self

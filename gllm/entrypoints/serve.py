@@ -230,7 +230,7 @@ def bind(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {host} port {port} ({error}): choose another --port, or 0"
+            f"cannot listen on {host} port {port} ({error}): choose another --port, or 0, or --host"
         ) from error
     return listener
 

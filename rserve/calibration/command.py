@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from gllm.command_line import Parser, at_least
 from gllm.config import ModelConfig
 from gllm.core.model_shape import DTYPE_BYTES
 from gllm.entrypoints.about import hardware
@@ -30,12 +32,15 @@ from rserve.sim.costs import load_constants
 from rserve.sim.hardware import Hardware, Machine, load_hardware
 from rserve.sim.output import current_commit
 
+FAR = 0.3
+"""A set that is so far from its own measurements was measured too briefly."""
+
 
 def calibrate(argv: list[str]) -> int:
     """Run the command; 2 when something is asked for that this machine does not have."""
     args = build_parser().parse_args(argv)
-    torch.set_num_threads(args.threads)
     try:
+        set_threads(args.threads)
         measured, config = measure(args, "rserve calibrate " + shlex.join(argv))
         content = fitted(config, measured)
     except (UnknownModelError, ValueError) as error:
@@ -49,8 +54,19 @@ def calibrate(argv: list[str]) -> int:
         measured.encoder,
     )
     print(f"wrote {args.output}: farthest from its measurements: stage {stage:.1%}, encoder {encoder:.1%}")
-    print(f"use it: rserve simulate --hardware {args.output} --costs {args.output} --dtype {args.dtype} ...")
+    if max(stage, encoder) > FAR:
+        print("that is far: measure again on a quiet machine, with a larger --spend", file=sys.stderr)
+    dtype = ModelPlan.of(config).dtype
+    print(f"use it: rserve simulate --hardware {args.output} --costs {args.output} --dtype {dtype} ...")
     return 0
+
+
+def set_threads(wanted: int) -> None:
+    """Of this process. Raises ValueError for more than there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    if wanted > cores:
+        raise ValueError(f"--threads {wanted}: this process may use {cores} cores, give at most that")
+    torch.set_num_threads(wanted)
 
 
 def measure(args: argparse.Namespace, command: str) -> tuple[Measured, RServeConfig]:
@@ -96,7 +112,7 @@ def machine_of(config: RServeConfig, hardware: Hardware) -> Machine:
 
 def build_parser() -> argparse.ArgumentParser:
     """All flags."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="rserve calibrate",
         description="Measure a model's stage and encoder, transfers and request costs on this machine; write "
         "a constant set for the simulator.",
@@ -109,12 +125,20 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", *DTYPE_BYTES), help="default: the checkpoint's"
     )
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a rank (default: %(default)s)")
     parser.add_argument(
-        "--token-budget", type=int, default=1024, help="largest micro-batch to measure (default: %(default)s)"
+        "--threads", type=at_least(1), default=1, help="CPU threads of a rank (default: %(default)s)"
     )
     parser.add_argument(
-        "--spend", type=float, default=0.6, help="seconds for each point, about (default: %(default)s)"
+        "--token-budget",
+        type=at_least(64),
+        default=1024,
+        help="largest micro-batch to measure, 64 tokens or more (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--spend",
+        type=at_least(0.01, float),
+        default=0.6,
+        help="seconds for each point, about (default: %(default)s)",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="file to write")
     return parser

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
+from gllm.command_line import WithDefaults, at_least
 from gllm.core.model_shape import DTYPE_BYTES, PRESETS
 from gllm.core.trace_file import trace_json
 from gllm.models.names import PACKAGED
@@ -34,7 +35,7 @@ def add_parsers(subparsers: Subparsers) -> None:
 
 def _add_simulate(subparsers: Subparsers) -> None:
     about = "Run the production scheduler on a simulated machine; append one result line per point."
-    parser = subparsers.add_parser("simulate", help=about, description=about)
+    parser = subparsers.add_parser("simulate", help=about, description=about, formatter_class=WithDefaults)
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--model",
@@ -52,9 +53,11 @@ def _add_simulate(subparsers: Subparsers) -> None:
     machine.add_argument(
         "--costs", default="clean", help=f"constants: {', '.join(constant_sets())}; A+B lays B over A"
     )
-    machine.add_argument("--pp", type=int, default=4, help="pipeline stages")
-    machine.add_argument("--tp", type=int, default=1, help="tensor-parallel devices per stage")
-    machine.add_argument("--encoders", type=int, default=1, help="encoder ranks (scheme gllm uses none)")
+    machine.add_argument("--pp", type=at_least(1), default=4, help="pipeline stages")
+    machine.add_argument("--tp", type=at_least(1), default=1, help="tensor-parallel devices per stage")
+    machine.add_argument(
+        "--encoders", type=at_least(0), default=1, help="encoder ranks (scheme gllm uses none)"
+    )
     machine.add_argument("--assigned-layers", type=_int_tuple, help="layers of each stage, e.g. 20,20,20,20")
     _add_scheduling(parser.add_argument_group("scheduling"))
     _add_load(parser.add_argument_group("load"))
@@ -66,7 +69,7 @@ def _add_simulate(subparsers: Subparsers) -> None:
     output.add_argument(
         "--sweep", action="append", default=[], metavar="FIELD=VALUES", help="0.2:2.0:10 or a,b,c"
     )
-    output.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    output.add_argument("--jobs", type=at_least(1), help="processes (default: one per core)")
     parser.set_defaults(run=run_simulate)
 
 
@@ -75,29 +78,31 @@ def _add_scheduling(rule: argparse._ArgumentGroup) -> None:
         "--scheme", default="rserve", help=f"one or several of {', '.join(SCHEMES)}, with commas"
     )
     rule.add_argument(
-        "--token-budget", "--maxp", type=int, default=2048, help="most tokens in a micro-batch (B)"
+        "--token-budget", "--maxp", type=at_least(1), default=2048, help="most tokens in a micro-batch (B)"
     )
     rule.add_argument(
-        "--embedding-batch-size", type=int, default=1024, help="least tokens in an encoder batch (C)"
+        "--embedding-batch-size", type=at_least(1), default=1024, help="least tokens in an encoder batch (C)"
     )
-    rule.add_argument("--max-in-flight", type=int, help="micro-batches in the pipeline (default: pp + 1)")
+    rule.add_argument("--max-in-flight", type=at_least(1), help="in the pipeline (default: pp + 1)")
     rule.add_argument("--intra-reading", default="serial", choices=INTRA_READINGS)
     methods = ("chunked_prefill", "token_throttling")
     rule.add_argument("--schedule-method", default="chunked_prefill", choices=methods)
-    rule.add_argument("--kv-tokens", type=int, help="KV cache in tokens (default: what memory holds)")
+    rule.add_argument("--kv-tokens", type=at_least(1), help="KV cache in tokens (default: what memory holds)")
     rule.add_argument(
-        "--embedding-tokens", type=int, default=131_072, help="embeddings the driver has room for"
+        "--embedding-tokens", type=at_least(1), default=131_072, help="embeddings the driver has room for"
     )
 
 
 def _add_load(load: argparse._ArgumentGroup) -> None:
     load.add_argument("--workload", default="mmmu-1k", help=f"{', '.join(WORKLOADS)}, pair-WIDTHxHEIGHT")
     load.add_argument("--placement", choices=("images-first", "text-first", "interleaved"))
-    load.add_argument("--output-len", type=int, help="tokens to generate (default: the workload's, 1)")
+    load.add_argument(
+        "--output-len", type=at_least(1), help="tokens of an answer (default: the workload's, 1)"
+    )
     load.add_argument("--request-rate", type=float, default=1.0, help="requests per second, or inf")
-    load.add_argument("--num-requests", type=int, default=200)
-    load.add_argument("--seed", type=int, default=0)
-    load.add_argument("--slo-ttft-ms", type=float, help="limit for slo_attainment")
+    load.add_argument("--num-requests", type=at_least(1), default=200, help="how many")
+    load.add_argument("--seed", type=int, default=0, help="of arrivals and lengths")
+    load.add_argument("--slo-ttft-ms", type=at_least(0, float), help="limit for slo_attainment")
 
 
 def _add_paper(subparsers: Subparsers) -> None:
@@ -107,8 +112,8 @@ def _add_paper(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser("paper", help=about, description=about)
     parser.add_argument("-o", "--output", type=Path, default=Path("results"), help="folder for the results")
     parser.add_argument("--costs", action="append", choices=SETS, help="constant sets (default: all)")
-    parser.add_argument("--num-requests", type=int, default=200, help="requests per point")
-    parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.add_argument("--num-requests", type=at_least(1), default=200, help="requests per point")
+    parser.add_argument("--jobs", type=at_least(1), help="processes (default: one per core)")
     parser.set_defaults(run=run_paper)
 
 
@@ -169,10 +174,16 @@ def _progress(results: Iterable[T], points: Iterable[object]) -> Iterator[T]:
 def _summary(result: Simulated) -> str:
     line = result.line
     ttft, bound = line["mean_ttft_ms"], line["bound_ttft_ms"]
-    times = "no request served" if ttft is None else f"TTFT mean {ttft:8.0f} ms (bound {bound:.0f})"
+    times = _why_none(result) if ttft is None else f"TTFT mean {ttft:8.0f} ms (bound {bound:.0f})"
     speed = f"{line['input_throughput']:8.0f} tokens/s"
     return f"{line['scheme']:>12} {line['request_rate']:6.2f}/s  {times}, {speed}"
 
 
 def _int_tuple(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
+
+
+def _why_none(result: Simulated) -> str:
+    """Nothing was served: the first request's error."""
+    errors = (outcome.error for outcome in result.outcomes if outcome.error)
+    return f"no request served: {next(errors, 'all were refused')}"

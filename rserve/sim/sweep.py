@@ -28,7 +28,11 @@ def parse_values(name: str, text: str) -> list[Any]:
         raise ValueError(f"--sweep: a scenario has no {name.replace('_', '-')}")
     if text.count(":") == 2:
         start, stop, count = text.split(":")
-        steps = int(count)
+        try:
+            steps = int(count)
+            float(start), float(stop)
+        except ValueError:
+            raise ValueError(f"--sweep {name}={text}: a range is FIRST:LAST:POINTS, as 0.2:2.0:10") from None
         if steps < 2:
             raise ValueError(f"--sweep {name}={text}: give at least two points")
         width = (float(stop) - float(start)) / (steps - 1)
@@ -52,9 +56,16 @@ def run_all(scenarios: Sequence[Scenario], jobs: int | None = None) -> Iterator[
 
 
 def _typed(name: str, text: str) -> Any:
-    if name in INTEGERS:
+    if name not in INTEGERS | NUMBERS:
+        return text
+    try:
         number = float(text)
+    except ValueError:
+        raise ValueError(
+            f"--sweep {name.replace('_', '-')}: {text!r} is no number; write A,B,C or FIRST:LAST:POINTS"
+        ) from None
+    if name in INTEGERS:
         if number != int(number):
             raise ValueError(f"--sweep {name.replace('_', '-')}: {text} is not a whole number")
         return int(number)
-    return float(text) if name in NUMBERS else text
+    return number

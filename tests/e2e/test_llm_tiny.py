@@ -1,11 +1,13 @@
 """Offline use: the same answers as the server's, from pictures, paths and URLs."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+import rserve
 from gllm import LLM
 from gllm.config import ConfigError
 from gllm.entrypoints.errors import ApiError
@@ -13,9 +15,11 @@ from gllm.multimodal.data_url import to_data_url
 from gllm.multimodal.errors import BadInput
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM("tiny", kv_cache_gib=0.1, threads_per_rank=1) as llm:
+@pytest.fixture(scope="module", params=["gllm", "rserve"])
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    """Both kinds: with the encoder on stage 0, and with an encoder rank."""
+    make = LLM if request.param == "gllm" else partial(rserve.LLM, scheme="rserve")
+    with make("tiny", kv_cache_gib=0.1, threads_per_rank=1) as llm:
         yield llm
 
 

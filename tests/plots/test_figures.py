@@ -237,6 +237,21 @@ def test_lives_and_bubbles_of_a_trace_are_read_and_busy_shares_follow(tmp_path: 
     assert timeline.busy_table(trace) == "stage 0  busy  37.5%  bubbles 2.500 s"
 
 
+def test_a_part_of_a_trace_is_cut_at_its_ends_and_has_shares_of_its_own(tmp_path: Path) -> None:
+    spans = [Span("stage 0", "b", "prefill", 2.0, 1.0, "a"), Span("stage 0", "b", "prefill", 4.0, 1.0, "b")]
+    lives = [RequestLife("a", 1.0, 3.0), RequestLife("b", 3.0, 6.0, first_token=5.0)]
+    (tmp_path / "t.json").write_text(trace_json(spans, ["stage 0"], lives))
+    part = load(tmp_path / "t.json").within(1.5, 3.5)
+    assert [(bar.kind, bar.start, bar.end) for bar in part.bars] == [
+        ("prefill", 1.5, 2.0),
+        ("prefill", 3.0, 3.5),
+        ("bubble", 2.0, 3.0),
+    ]
+    assert [(life.request, life.start, life.end) for life in part.lives] == [("a", 1.5, 2.0), ("b", 2.0, 3.5)]
+    assert part.busy_share("stage 0") == pytest.approx(0.5)
+    assert part.within(9.0, 10.0).busy_share("stage 0") == 0.0
+
+
 def test_the_timeline_command_draws_a_part_and_tells_of_files_it_cannot_draw(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +262,9 @@ def test_the_timeline_command_draws_a_part_and_tells_of_files_it_cannot_draw(
     assert timeline.main([str(path), "--start", "9"], "rserve timeline") == 1
     assert "rserve timeline: nothing happens from 9 s on" in capsys.readouterr().err
     assert timeline.main([str(tmp_path / "missing.json")]) == 1
+    (tmp_path / "lines.jsonl").write_text("{}\n{}\n")
+    assert timeline.main([str(tmp_path / "lines.jsonl")]) == 1
+    assert "lines.jsonl is no trace" in capsys.readouterr().err
 
 
 def test_an_empty_trace_is_refused(tmp_path: Path) -> None:
