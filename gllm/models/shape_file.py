@@ -12,7 +12,10 @@ def read_shape(model_dir: Path) -> ModelShape:
     config = _read_json(model_dir / "config.json")
     if config is None:
         raise ConfigError(f"{model_dir}: config.json is missing")
-    return ModelShape.from_config(config, _read_json(model_dir / "generation_config.json"))
+    try:
+        return ModelShape.from_config(config, _read_json(model_dir / "generation_config.json"))
+    except ConfigError as error:
+        raise ConfigError(f"{model_dir}: {error}") from None
 
 
 def _read_json(file: Path) -> dict[str, object] | None:

@@ -84,8 +84,8 @@ class HostRules:
                 code="invalid_image_url",
             )
         raise BadInput(
-            f"the host {host!r} may not be fetched from: it is not listed, or its address is private "
-            "(--media-hosts); send the image as a data: URL",
+            f"the host {host!r} may not be fetched from at port {port}: it is not listed, or its address is "
+            "private (--media-hosts); send the image as a data: URL",
             code="invalid_image_url",
         )
 
