@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gllm.layers.comm import SINGLE, GroupTensorParallel, TensorParallel
 from gllm.runtime.links import NoLink, StageLink
-from gllm.runtime.step_timer import NO_WAIT, DeviceEvent, Wait, device_events
+from gllm.runtime.step_timer import NO_WAIT, Wait, device_events, mark
 
 CONNECT_TIMEOUT = timedelta(minutes=10)  # other ranks may still read their weights
 
@@ -103,7 +103,7 @@ class GroupLink:
         start = time.monotonic()
         if work is not None:
             work.wait()
-        self._wait = Wait(self._wait.seconds + time.monotonic() - start, self._arrival())
+        self._wait = Wait(self._wait.seconds + time.monotonic() - start, mark(self._make_event))
         if self._side is not None:
             buffer.record_stream(torch.cuda.current_stream(buffer.device))
         return buffer
@@ -128,14 +128,6 @@ class GroupLink:
         with torch.cuda.stream(self._side):  # on a CPU there is none, and this does nothing
             buffer = torch.empty(size, dtype=shape.dtype, device=shape.device)
             self._receiving.append((dist.irecv(buffer, self._previous), buffer))
-
-    def _arrival(self) -> DeviceEvent | None:
-        """On a GPU, the place in the queue where the received tensor is there."""
-        if self._make_event is None:
-            return None
-        event = self._make_event()
-        event.record()
-        return event
 
     def _finish_sends(self, most: int) -> None:
         """Wait for the oldest sends until at most so many are under way."""

@@ -29,6 +29,15 @@ def device_events(device: torch.device) -> MakeEvent | None:
     return (lambda: torch.cuda.Event(enable_timing=True)) if device.type == "cuda" else None
 
 
+def mark(make_event: MakeEvent | None) -> DeviceEvent | None:
+    """The place in the device's queue behind all that was launched so far; None for a CPU."""
+    if make_event is None:
+        return None
+    event = make_event()
+    event.record()
+    return event
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """What a step waited for its input. seconds: of the host; until: on a GPU, when the input had come."""
@@ -74,11 +83,11 @@ class StepTimer:
 
     def begin(self) -> Begin:
         """A step begins."""
-        return Begin(self.clock(), self._mark())
+        return Begin(self.clock(), mark(self._make_event))
 
     def end(self, begin: Begin, wait: Wait, timed: Timed) -> None:
         """The host is done with a step. timed: called at once, or by `settle` when the device is done too."""
-        last = self._mark()
+        last = mark(self._make_event)
         if begin.event is not None and last is not None:
             self._open.append(_Open(begin, wait.until or begin.event, last, timed))
             return
@@ -97,10 +106,3 @@ class StepTimer:
             duration = step.first.elapsed_time(step.last) / 1e3
             self._free_at = start + duration
             step.timed(start, duration)
-
-    def _mark(self) -> DeviceEvent | None:
-        if self._make_event is None:
-            return None
-        event = self._make_event()
-        event.record()
-        return event
