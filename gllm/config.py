@@ -43,6 +43,17 @@ def str_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """'{"a": 1}' -> {"a": 1}."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object, such as '{{\"max_pixels\": 1000000}}'")
+    return value
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Which model is served, and in what number format."""
@@ -151,6 +162,9 @@ class MediaConfig:
     limit_mm_per_prompt: str = option("image=64", "most images in a request, e.g. image=16")
     max_image_pixels: int = option(
         178_956_970, "largest image in pixels, checked before it is decoded", low=1
+    )
+    mm_processor_kwargs: Mapping[str, Any] | None = option(
+        None, "min_pixels and max_pixels of all images, unless a request sets its own", parse=json_object
     )
     max_media_bytes: int = option(64 * 2**20, "largest encoded image in bytes", low=1)
     media_fetch_timeout: float = option(30.0, "seconds to fetch one image", low=0.1)
@@ -371,4 +385,5 @@ def _metavar(f: dataclasses.Field[Any], hint: Any) -> str | None:
     if f.metadata["choices"]:
         return None
     base = _base_type(hint)
-    return {int: "N", float: "X", str: "TEXT"}.get(base, "LIST")
+    names: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Mapping: "JSON"}
+    return names.get(typing.get_origin(base) or base, "LIST")

@@ -240,6 +240,7 @@ def media_limits(media: MediaConfig) -> MediaLimits:
     return MediaLimits(
         max_images=images_per_prompt(media.limit_mm_per_prompt),
         max_image_pixels=media.max_image_pixels,
+        mm_processor_kwargs=media.mm_processor_kwargs,
         max_media_bytes=media.max_media_bytes,
         media_hosts=media.media_hosts or ("public",),
         allowed_media_path=media.allowed_media_path,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gllm.multimodal.content import ImageSource
-from gllm.multimodal.errors import located
+from gllm.multimodal.errors import BadInput, located
 from gllm.multimodal.fetch import Allowance, FetchedMedia, MediaFetcher
 from gllm.multimodal.limits import MediaLimits
 from gllm.multimodal.pixel_options import PixelOptions
@@ -17,7 +18,10 @@ from gllm.multimodal.resize import PixelBounds
 
 
 class ImageLoader:
-    """Opens images for one checkpoint's preprocessor under one server's limits."""
+    """Opens images for one checkpoint's preprocessor under one server's limits.
+
+    Raises ValueError for bounds of an image's area that cannot be.
+    """
 
     def __init__(
         self, preprocessor: ImagePreprocessor, limits: MediaLimits, fetcher: MediaFetcher, pool: MediaPool
@@ -25,6 +29,11 @@ class ImageLoader:
         self._preprocessor = preprocessor
         self._max_request_bytes = limits.max_request_bytes
         self._options = PixelOptions(preprocessor.bounds, preprocessor.factor, limits.max_image_pixels)
+        try:
+            bounds = self._options.of_request(limits.mm_processor_kwargs)
+        except BadInput as error:
+            raise ValueError(f"--mm-processor-kwargs: {error.message}") from error
+        self._options = replace(self._options, bounds=bounds)
         self._fetcher = fetcher
         self._pool = pool
 

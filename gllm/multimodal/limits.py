@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Above this PIL itself refuses to open an image.
@@ -13,8 +14,9 @@ class MediaLimits:
     """Limits of one server; every refusal they cause names the limit.
 
     max_images: images in one request. max_image_pixels: width times height of an image as stored, known from
-    its header; also the bound of min_pixels and max_pixels. max_media_bytes: one file, compressed;
-    max_request_bytes: all files of one request. media_hosts: see hosts.parse_hosts; None is any public host.
+    its header; also the bound of min_pixels and max_pixels. mm_processor_kwargs: these two, where a request
+    does not set them. max_media_bytes: one file, compressed; max_request_bytes: all files of one request.
+    media_hosts: see hosts.parse_hosts; None is any public host.
     allowed_media_path: the folder of ``file:`` URLs, None for none.
     fetch_timeout_s: one fetch in all, redirects included; as long again it may wait for a connection to its
     host, of which there are max_connections_per_host. connect_timeout_s, stall_timeout_s: the longest silence
@@ -23,6 +25,7 @@ class MediaLimits:
 
     max_images: int = 64
     max_image_pixels: int = PIL_MAX_PIXELS
+    mm_processor_kwargs: Mapping[str, object] | None = None
     max_media_bytes: int = 64 * 1024 * 1024
     max_request_bytes: int = 512 * 1024 * 1024
     media_hosts: tuple[str, ...] | None = None

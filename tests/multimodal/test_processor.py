@@ -197,6 +197,17 @@ def test_pixel_options_of_a_part_win_over_those_of_the_request():
     assert prompt.items[2].num_tokens >= 400_000 / 784
 
 
+def test_the_server_s_bounds_hold_for_images_whose_request_sets_none():
+    large = image_part(to_data_url(Image.new("RGB", (400, 400))))
+    limits = {"mm_processor_kwargs": {"max_pixels": 28 * 28 * 4}}
+    assert [item.num_tokens for item in run(user(large))[0].items] == [196]
+    assert [item.num_tokens for item in run(user(large), limits=limits)[0].items] == [4]
+    own = run(user(large), limits=limits, mm_processor_kwargs={"max_pixels": 28 * 28 * 9})[0]
+    assert [item.num_tokens for item in own.items] == [9]
+    with pytest.raises(ValueError, match="--mm-processor-kwargs: max_pixels is 5, allowed"):
+        run(user(), limits={"mm_processor_kwargs": {"max_pixels": 5}})
+
+
 @pytest.mark.parametrize(
     "kwargs", [{"size": {"longest_edge": 3136}}, {"max_pixels": 3136}, {"max_pixels": 3136, "size": None}]
 )
