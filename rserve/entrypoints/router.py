@@ -108,6 +108,7 @@ class EncoderRouter:
             case ItemReleased(request_id, item, attempt):
                 self._dispatcher.on_released(request_id, item, attempt)
                 self._leave_gate(request_id, item)
+                self._short = None  # what came free may not be enough: the driver is told again
             case EncodeItems(request_id, items, attempts):
                 self._on_wanted(request_id, dict(zip(items, attempts)))
             case SkipItems(request_id, items):

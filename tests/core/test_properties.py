@@ -72,6 +72,26 @@ def test_the_same_events_give_the_same_schedule(setup, specs, seed):
     assert worlds[0].batches == worlds[1].batches
 
 
+def test_one_that_needs_the_embedding_memory_of_several_gets_it():
+    """The request whose turn it is waits for memory that younger ones hold, each of them too little."""
+    setup = Setup(
+        "rserve-intra", "serial", 33, 4, 4, 3, 1, "token_throttling", True, 1000, arena=126, kvthresh=0.0
+    )
+    specs = [
+        ([3, 16, 8, 4], 2, 1, 3),
+        ([6, -15, -16, -10, -5, 3], 1, 2, 1),
+        ([19, 12, 19, -12, -14, -7], 2, 3, 3),
+        ([-8, 7, -14, 5, -7, -9], 2, 1, 1),
+        ([20], 5, 1, 2),
+        ([-11, 5, 7], 5, 1, 2),
+        ([14, 17, 8, -15, -2, -13], 2, 1, 1),
+        ([4, 5, 9, -2, 4], 3, 1, 3),
+    ]
+    world = World(setup)
+    world.run(build(specs), random.Random(224), aborts=0.01)
+    world.check_empty()
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_pool_for_one_request_serves_many(scheme):
     setup = Setup(scheme=scheme, num_blocks=10, block_size=4, arena=24, maxp=8)

@@ -75,6 +75,7 @@ class World:
         self.lost_encoders: list[int] = []
         self.had_pixels: set[tuple[str, int]] = set()
         self.local_needed: list[tuple[str, int, int]] = []
+        self.has_released = False
 
     # -- events --------------------------------------------------------------------------------------
 
@@ -145,7 +146,8 @@ class World:
         self.carry_out()
 
     def step(self) -> bool:
-        """One decision of the core; False when it has nothing to do."""
+        """One decision of the core; False when it has nothing to do, and gives nothing up for others."""
+        self.has_released = False
         work = self.core.step()
         if isinstance(work, EncodeBatch):
             for item, attempt in zip(work.items, work.attempts):
@@ -156,7 +158,7 @@ class World:
             self.pipeline.append(work)
             self.batches.append(work)
         self.carry_out()
-        return work is not None
+        return work is not None or self.has_released
 
     def carry_out(self) -> None:
         """Effects of the core, dispatches of the dispatcher."""
@@ -169,6 +171,7 @@ class World:
                     self.dispatcher.skip(request_id, items)
                 case ItemReleased(request_id, item, attempt):
                     self.dispatcher.on_released(request_id, item, attempt)
+                    self.has_released = True
                 case RequestFinished(request_id, reason):
                     self.dispatcher.remove(request_id)
                     self.ended[request_id] = reason

@@ -5,9 +5,10 @@ import random
 
 import pytest
 
+from gllm.core.effects import ItemReleased
 from gllm.core.request import Request
 from gllm.entrypoints.errors import ApiError
-from gllm.runtime.messages import EncodingStarted
+from gllm.runtime.messages import CreditsShort, EncodingStarted
 from tests.core.world import make_request
 from tests.rserve.router_world import Faults, Options, World
 
@@ -155,6 +156,18 @@ async def test_a_request_that_kills_encoders_does_not_take_them_all():
         assert world.encoders.states[0].num_losses == 3
         await world.until(lambda: not world.router._requests)
         await asyncio.sleep(0.01)
+        world.check_empty()
+
+
+async def test_the_driver_hears_again_that_memory_is_short_when_too_little_came_free():
+    async with World(faults=Faults(delay_s=0.2)) as world:
+        world.ask(images("holds", 40))
+        world.ask(images("waits", 40))
+        await world.until(lambda: CreditsShort("waits") in world.messages)
+        world.messages.clear()
+        world.router.on_message(ItemReleased("waits", 0, 0))  # frees nothing
+        assert world.messages.count(CreditsShort("waits")) == 1
+        await world.until(lambda: "waits" in world.ended)
         world.check_empty()
 
 
